@@ -1,0 +1,1 @@
+//! The control file's language.

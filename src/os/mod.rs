@@ -1,0 +1,1 @@
+//! Confined system calls.

@@ -1,0 +1,1 @@
+//! Which key goes when room is needed.

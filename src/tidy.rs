@@ -1,0 +1,1 @@
+//! (tests) The rules of the tree itself.
