@@ -57,7 +57,10 @@ mod tests {
     fn canonical_paths_follow_the_contract() {
         let tenant = Tenant::default_tenant();
         let digest = Digest::of(&tenant, b"a/b", RecordKind::File);
-        assert_eq!(canonical_path(&tenant, Epoch(3), digest), "data/t/default/3/64/c7/64c719bce58a6a9d621f9888577b399c");
+        assert_eq!(
+            canonical_path(&tenant, Epoch(3), digest),
+            "data/t/default/3/64/c7/64c719bce58a6a9d621f9888577b399c"
+        );
     }
 
     #[test]

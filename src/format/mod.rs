@@ -1,5 +1,6 @@
 //! The bytes on disk: where each file stands, what a record's attribute holds, the format file. Pure.
 
 pub mod layout;
+pub mod percent;
 pub mod record;
 pub mod superblock;

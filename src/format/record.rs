@@ -107,12 +107,14 @@ impl Record {
             2 => RecordKind::Directory,
             _ => return Err(bad("record metadata is of an unknown kind")),
         };
-        let mut u64_field = || -> Result<u64> { Ok(u64::from_le_bytes(take(8)?.try_into().expect("eight bytes"))) };
+        let mut u64_field =
+            || -> Result<u64> { Ok(u64::from_le_bytes(take(8)?.try_into().expect("eight bytes"))) };
         let epoch = Epoch(u64_field()?);
         let payload_bytes = u64_field()?;
         let checksum = if flags & CHECKSUM != 0 { Some(u64_field()?) } else { None };
         let key_bytes = u16::from_le_bytes(take(2)?.try_into().expect("two bytes")) as usize;
-        let tenant = Tenant::new(take(head[3] as usize)?).map_err(|_| bad("record metadata has no valid tenant"))?;
+        let tenant =
+            Tenant::new(take(head[3] as usize)?).map_err(|_| bad("record metadata has no valid tenant"))?;
         if take(1)? != [0] {
             return Err(bad("record metadata lacks the NUL after its tenant"));
         }

@@ -37,7 +37,10 @@ impl Superblock {
             format: u32,
         }
         let unreadable = |e: serde_json::Error| {
-            Error::new(Kind::Corrupt, format!("the format file FENCEFS cannot be read ({e}); restore it from a backup"))
+            Error::new(
+                Kind::Corrupt,
+                format!("the format file FENCEFS cannot be read ({e}); restore it from a backup"),
+            )
         };
         let head: Head = serde_json::from_str(text).map_err(unreadable)?;
         if head.format != FORMAT {

@@ -73,10 +73,7 @@ impl Dir {
     /// Opens a directory below this one.
     pub fn open_dir(&self, name: impl AsRef<[u8]>) -> Result<Dir> {
         self.open_dir_if_any(name.as_ref())?.ok_or_else(|| {
-            Error::os(
-                format!("cannot open directory {}", shown(name.as_ref())),
-                rustix::io::Errno::NOENT,
-            )
+            Error::os(format!("cannot open directory {}", shown(name.as_ref())), rustix::io::Errno::NOENT)
         })
     }
 
@@ -120,9 +117,15 @@ impl Dir {
     pub fn create_file(&self, name: impl AsRef<[u8]>, mode: u32) -> Result<File> {
         let name = name.as_ref();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat2(&self.0, OsStr::from_bytes(name), flags, Mode::from_raw_mode(mode & 0o7777), BENEATH)
-            .map(File::from)
-            .map_err(|e| Error::os(format!("cannot create {}", shown(name)), e))
+        rustix::fs::openat2(
+            &self.0,
+            OsStr::from_bytes(name),
+            flags,
+            Mode::from_raw_mode(mode & 0o7777),
+            BENEATH,
+        )
+        .map(File::from)
+        .map_err(|e| Error::os(format!("cannot create {}", shown(name)), e))
     }
 
     /// Removes a file; whether there was one.
@@ -173,8 +176,13 @@ impl Dir {
 
     /// All names but `.` and `..`.
     pub fn entries(&self) -> Result<Vec<DirEntry>> {
-        let fd = rustix::fs::openat(&self.0, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| Error::os("cannot list directory", e))?;
+        let fd = rustix::fs::openat(
+            &self.0,
+            c".",
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|e| Error::os("cannot list directory", e))?;
         let mut buf = Vec::with_capacity(32 * 1024);
         let mut iter = RawDir::new(fd, buf.spare_capacity_mut());
         let mut out = Vec::new();
@@ -215,7 +223,8 @@ impl Dir {
 
     /// Space of the filesystem that holds this directory.
     pub fn space(&self) -> Result<FsSpace> {
-        let st = rustix::fs::fstatvfs(&self.0).map_err(|e| Error::os("cannot read the free space of the store", e))?;
+        let st = rustix::fs::fstatvfs(&self.0)
+            .map_err(|e| Error::os("cannot read the free space of the store", e))?;
         Ok(FsSpace {
             total_bytes: st.f_blocks * st.f_frsize,
             available_bytes: st.f_bavail * st.f_frsize,

@@ -42,7 +42,11 @@ impl Timespec {
             Err(e) => {
                 let d = e.duration();
                 let (sec, nsec) = (-(d.as_secs() as i64), d.subsec_nanos());
-                if nsec == 0 { Timespec { sec, nsec } } else { Timespec { sec: sec - 1, nsec: 1_000_000_000 - nsec } }
+                if nsec == 0 {
+                    Timespec { sec, nsec }
+                } else {
+                    Timespec { sec: sec - 1, nsec: 1_000_000_000 - nsec }
+                }
             }
         }
     }
@@ -241,7 +245,8 @@ pub fn xattr_set(fd: impl AsFd, name: &str, value: &[u8], mode: XattrMode) -> Re
         XattrMode::Create => XattrFlags::CREATE,
         XattrMode::Replace => XattrFlags::REPLACE,
     };
-    rustix::fs::fsetxattr(fd, name, value, flags).map_err(|e| Error::os(format!("cannot set attribute {name}"), e))
+    rustix::fs::fsetxattr(fd, name, value, flags)
+        .map_err(|e| Error::os(format!("cannot set attribute {name}"), e))
 }
 
 /// The names of all extended attributes.
@@ -249,7 +254,11 @@ pub fn xattr_list(fd: impl AsFd) -> Result<Vec<String>> {
     let mut buf = Vec::with_capacity(64 * 1024);
     rustix::fs::flistxattr(fd, rustix::buffer::spare_capacity(&mut buf))
         .map_err(|e| Error::os("cannot list attributes", e))?;
-    Ok(buf.split(|b| *b == 0).filter(|n| !n.is_empty()).map(|n| String::from_utf8_lossy(n).into_owned()).collect())
+    Ok(buf
+        .split(|b| *b == 0)
+        .filter(|n| !n.is_empty())
+        .map(|n| String::from_utf8_lossy(n).into_owned())
+        .collect())
 }
 
 /// Removes an extended attribute; whether it was set.
@@ -267,7 +276,11 @@ mod tests {
 
     #[test]
     fn times_before_the_epoch_round_trip() {
-        for t in [Timespec { sec: -157_766_400, nsec: 0 }, Timespec { sec: -2, nsec: 5 }, Timespec { sec: 7, nsec: 999_999_999 }] {
+        for t in [
+            Timespec { sec: -157_766_400, nsec: 0 },
+            Timespec { sec: -2, nsec: 5 },
+            Timespec { sec: 7, nsec: 999_999_999 },
+        ] {
             assert_eq!(Timespec::from_system_time(t.to_system_time()), t);
         }
     }

@@ -31,7 +31,8 @@ pub fn fate(tid: u32) -> Fate {
     };
     // The command name may hold anything; fields are counted from the last parenthesis. Field 3 is the first after it.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Fate::Ordinary };
-    let field = |n: usize| rest.split_ascii_whitespace().nth(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+    let field =
+        |n: usize| rest.split_ascii_whitespace().nth(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
     let (flags, exit_code) = (field(9), field(52));
     if flags & PF_EXITING != 0 && exit_code & 0x7f != 0 { Fate::Killed } else { Fate::Ordinary }
 }

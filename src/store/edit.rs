@@ -57,11 +57,19 @@ impl Store {
     }
 
     /// Opens the record of a linked node; a key whose record is gone or invalid leaves the index: it is a miss.
-    pub(super) fn open_or_forget(&self, home: &Home, place: &Place, id: NodeId, write: bool) -> Result<Option<(File, Attr)>> {
+    pub(super) fn open_or_forget(
+        &self,
+        home: &Home,
+        place: &Place,
+        id: NodeId,
+        write: bool,
+    ) -> Result<Option<(File, Attr)>> {
         match self.open_record(home, place, write)? {
             Found::Record(file, attr, _) => return Ok(Some((file, attr))),
             Found::Invalid(why) => self.quarantine(home, place.digest, why)?,
-            Found::Absent => log::warn!("the record of {} vanished from the store; it is a miss now", place.key),
+            Found::Absent => {
+                log::warn!("the record of {} vanished from the store; it is a miss now", place.key)
+            }
             Found::OtherKey => {}
         }
         self.forget_linked(id);
@@ -137,7 +145,8 @@ impl Store {
         if self.index.lock().linked(id).is_err() || self.index.lock().get(id)?.writers > 0 {
             return Ok(());
         }
-        let packed = os::xattr_get(file, crate::format::record::XATTR, crate::format::record::MAX_XATTR_BYTES + 64)?;
+        let packed =
+            os::xattr_get(file, crate::format::record::XATTR, crate::format::record::MAX_XATTR_BYTES + 64)?;
         let Some(packed) = packed else { return Err(absent(&place.key)) };
         let mut record = crate::format::record::Record::decode(&packed)?;
         let attr = os::stat(file)?;
@@ -159,7 +168,8 @@ impl Store {
 
     /// Sets the length of a linked value that nobody has open for writing.
     pub fn truncate(&self, id: NodeId, size_bytes: u64) -> Result<()> {
-        let (file, _) = self.begin_edit(id)?.ok_or_else(|| Error::new(Kind::NotFound, "no such key any more"))?;
+        let (file, _) =
+            self.begin_edit(id)?.ok_or_else(|| Error::new(Kind::NotFound, "no such key any more"))?;
         let done = os::truncate(&file, size_bytes);
         self.end_edit(id, &file)?;
         done

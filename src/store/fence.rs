@@ -34,7 +34,10 @@ pub struct Lease(Arc<Fence>);
 impl Fence {
     /// An open fence.
     pub fn new(epoch: Epoch) -> Arc<Fence> {
-        Arc::new(Fence { state: Mutex::new(State { epoch, closed: false, leases: 0 }), changed: Condvar::new() })
+        Arc::new(Fence {
+            state: Mutex::new(State { epoch, closed: false, leases: 0 }),
+            changed: Condvar::new(),
+        })
     }
 
     /// The epoch that a new write is admitted under. Does not wait.

@@ -91,7 +91,14 @@ pub const FIRST_COOKIE: u64 = 3;
 impl Directory {
     /// An empty directory.
     pub fn new(attr: DirAttr, recorded: bool) -> Self {
-        Directory { children: BTreeMap::new(), next_cookie: FIRST_COOKIE, subdirs: 0, attr, recorded, dirty: false }
+        Directory {
+            children: BTreeMap::new(),
+            next_cookie: FIRST_COOKIE,
+            subdirs: 0,
+            attr,
+            recorded,
+            dirty: false,
+        }
     }
 }
 
@@ -188,7 +195,10 @@ impl Index {
         };
         Index {
             // Slot 0 stays unused, so that no node has number 0.
-            nodes: vec![node(State::Free, None), node(State::Linked, Some(Box::new(Directory::new(root, true))))],
+            nodes: vec![
+                node(State::Free, None),
+                node(State::Linked, Some(Box::new(Directory::new(root, true)))),
+            ],
             free: Vec::new(),
             names: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -292,13 +302,20 @@ impl Index {
     /// The tenant that a node belongs to; an error for the root.
     pub fn tenant_of(&self, id: NodeId) -> Result<&TenantEntry> {
         let node = self.get(id)?;
-        self.tenants
-            .get(node.tenant as usize)
-            .ok_or_else(|| Error::new(Kind::NotPermitted, "only tenant directories stand at the root of the mount"))
+        self.tenants.get(node.tenant as usize).ok_or_else(|| {
+            Error::new(Kind::NotPermitted, "only tenant directories stand at the root of the mount")
+        })
     }
 
     /// Adds a node that is not linked yet, with one reference.
-    pub fn add_pending(&mut self, parent: NodeId, name: &[u8], tenant: u32, kind: RecordKind, dir: Option<Directory>) -> NodeId {
+    pub fn add_pending(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        tenant: u32,
+        kind: RecordKind,
+        dir: Option<Directory>,
+    ) -> NodeId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.nodes.push(Node {
                 generation: 0,
@@ -402,7 +419,13 @@ impl Index {
     }
 
     /// Moves a linked node to another parent and name; what stood there becomes an orphan and is returned.
-    pub fn relink(&mut self, id: NodeId, parent: NodeId, name: &[u8], now: Timespec) -> Result<Option<NodeId>> {
+    pub fn relink(
+        &mut self,
+        id: NodeId,
+        parent: NodeId,
+        name: &[u8],
+        now: Timespec,
+    ) -> Result<Option<NodeId>> {
         self.linked(id)?;
         self.dir(parent)?;
         let slot = id.slot();
@@ -562,10 +585,12 @@ impl Index {
         }
         for (sum, tenant) in sums.iter().zip(&self.tenants) {
             if *sum != tenant.usage {
-                found.push(format!("tenant {} holds {sum:?}, counted {:?}", tenant.home.tenant, tenant.usage));
+                found
+                    .push(format!("tenant {} holds {sum:?}, counted {:?}", tenant.home.tenant, tenant.usage));
             }
         }
-        let total = Usage { bytes: sums.iter().map(|s| s.bytes).sum(), keys: sums.iter().map(|s| s.keys).sum() };
+        let total =
+            Usage { bytes: sums.iter().map(|s| s.bytes).sum(), keys: sums.iter().map(|s| s.keys).sum() };
         if total != self.usage {
             found.push(format!("the store holds {total:?}, counted {:?}", self.usage));
         }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -43,6 +43,9 @@ pub use edit::SetAttr;
 pub use index::{NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
 pub use writer::{Owner, Staged};
+
+/// On the data directory, once any record has an ACL.
+const ACLS_XATTR: &str = "user.fencefs.acls";
 
 /// Something that happened below whoever caches the namespace, and that it did not ask for.
 #[derive(Debug)]
@@ -94,6 +97,8 @@ pub struct Store {
     quota: AtomicU64,
     staged_bytes: AtomicU64,
     serial: AtomicU64,
+    /// Some record has an ACL.
+    acls: AtomicBool,
     index: Mutex<index::Index>,
     keys: KeyLocks,
     tenant_changes: Mutex<()>,
@@ -111,7 +116,11 @@ impl std::fmt::Debug for Store {
 
 impl Store {
     /// Opens (creates, locks, recovers) the store at `root`. `progress` is called with a phase and a count.
-    pub fn open(root: &Path, settings: &StoreSettings, progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Store>> {
+    pub fn open(
+        root: &Path,
+        settings: &StoreSettings,
+        progress: &mut dyn FnMut(&str, u64),
+    ) -> Result<Arc<Store>> {
         std::fs::create_dir_all(root)
             .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
         let root_path = root
@@ -126,6 +135,7 @@ impl Store {
         let space = data.space()?;
         let quota = settings.quota.size_bytes.unwrap_or(space.total_bytes / 10 * 9);
         let root_attr = tenants::dir_attr(&tenants_dir.attr()?);
+        let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             quarantine_dir: data.ensure_dir(layout::QUARANTINE, 0o700)?,
@@ -141,6 +151,7 @@ impl Store {
             quota: AtomicU64::new(quota),
             staged_bytes: AtomicU64::new(0),
             serial: AtomicU64::new(1),
+            acls: AtomicBool::new(acls),
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             tenant_changes: Mutex::new(()),
@@ -176,6 +187,19 @@ impl Store {
         let (sender, receiver) = mpsc::channel();
         *self.events.lock() = Some(sender);
         receiver
+    }
+
+    /// A file of the store's filesystem without a name, to try things with.
+    pub fn probe_file(&self) -> Result<std::fs::File> {
+        let name = format!("probe.{}", self.next_serial());
+        let file = self.staging.create_file(&name, 0o600)?;
+        self.staging.unlink(&name)?;
+        Ok(file)
+    }
+
+    /// Makes every name durable: fsync of a directory.
+    pub fn sync_names(&self) -> Result<()> {
+        rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store", e))
     }
 
     fn tell_gone(&self, parent: NodeId, name: &[u8], node: NodeId) {
@@ -227,7 +251,8 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
     };
     if !os::lock_exclusive(&file)? {
         let mut holder = String::new();
-        std::io::Read::read_to_string(&mut &file, &mut holder).map_err(|e| Error::os("cannot read the lock file", e))?;
+        std::io::Read::read_to_string(&mut &file, &mut holder)
+            .map_err(|e| Error::os("cannot read the lock file", e))?;
         return Err(Error::new(
             Kind::Locked,
             format!("cannot open store {}: held by pid {} (unmount it first)", path.display(), holder.trim()),

@@ -23,6 +23,19 @@ pub struct NodeAttr {
     pub links: u32,
 }
 
+/// Which key a node is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Owner.
+    pub tenant: crate::key::Tenant,
+    /// Key.
+    pub key: Key,
+    /// Epoch of the record.
+    pub epoch: crate::key::Epoch,
+    /// Name of the record.
+    pub digest: crate::key::Digest,
+}
+
 /// One entry of a listing.
 #[derive(Debug)]
 pub struct ListEntry {
@@ -73,6 +86,65 @@ impl Store {
         Ok(Some(NodeAttr { kind: place.kind, attr, links: 1 }))
     }
 
+    /// Counts a look-up of a key that does not exist.
+    pub fn count_miss(&self) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a use of a linked value.
+    pub fn touch(&self, id: NodeId) {
+        let mut index = self.index.lock();
+        if index.linked(id).is_ok_and(|n| n.dir.is_none()) {
+            index.policy.touch(id.slot());
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where a linked node stands: its directory, and its name there.
+    pub fn place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
+        let index = self.index.lock();
+        let node = index.linked(id)?;
+        Ok((index.id_of(node.parent), node.name.clone()))
+    }
+
+    /// Whether any record of the store may have an ACL: without one, nobody need look.
+    pub fn has_acls(&self) -> bool {
+        self.acls.load(Ordering::Relaxed)
+    }
+
+    /// From now on records of the store may have ACLs. Kept on disk, so that a restart knows.
+    pub fn note_acls(&self) {
+        if !self.acls.swap(true, Ordering::Relaxed)
+            && let Err(e) = os::xattr_set(&self.data, super::ACLS_XATTR, b"1", os::XattrMode::Set)
+        {
+            log::warn!("ACLs are in force until the next start only: {e}");
+        }
+    }
+
+    /// Whether a node still has its name.
+    pub fn is_named(&self, id: NodeId) -> bool {
+        self.index
+            .lock()
+            .get(id)
+            .is_ok_and(|n| matches!(n.state, super::index::State::Linked | super::index::State::Pending))
+    }
+
+    /// Whether this is the directory of a tenant.
+    pub fn is_tenant_dir(&self, id: NodeId) -> bool {
+        let index = self.index.lock();
+        index.get(id).is_ok() && index.is_tenant_dir(id.slot())
+    }
+
+    /// The tenant and key of a node, and the epoch of its home.
+    pub fn identity(&self, id: NodeId) -> Result<Identity> {
+        let index = self.index.lock();
+        let kind = index.get(id)?.kind;
+        let home = &index.tenant_of(id)?.home;
+        let key = index.key_of(id.slot())?;
+        let digest = crate::key::Digest::of(&home.tenant, key.as_bytes(), kind);
+        Ok(Identity { tenant: home.tenant.clone(), key, epoch: home.epoch, digest })
+    }
+
     /// Counts a reference to a node, to be given back with [`Store::release`].
     pub fn retain(&self, id: NodeId) -> Result<()> {
         self.index.lock().retain(id)
@@ -120,7 +192,13 @@ impl Store {
     }
 
     /// Makes a symbolic link.
-    pub fn make_symlink(self: &Arc<Self>, parent: NodeId, name: &[u8], target: &[u8], owner: Owner) -> Result<NodeId> {
+    pub fn make_symlink(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        owner: Owner,
+    ) -> Result<NodeId> {
         if self.child(parent, name).is_some() {
             return Err(Error::new(Kind::Exists, "the name is taken"));
         }
@@ -134,10 +212,12 @@ impl Store {
 
     /// The target of a symbolic link.
     pub fn read_link(&self, id: NodeId) -> Result<Vec<u8>> {
-        let (file, attr) =
-            self.open_value(id)?.ok_or_else(|| Error::new(Kind::NotFound, "no such symbolic link any more"))?;
+        let (file, attr) = self
+            .open_value(id)?
+            .ok_or_else(|| Error::new(Kind::NotFound, "no such symbolic link any more"))?;
         let mut target = Vec::with_capacity(attr.size_bytes as usize);
-        std::io::Read::read_to_end(&mut &file, &mut target).map_err(|e| Error::os("cannot read a symbolic link", e))?;
+        std::io::Read::read_to_end(&mut &file, &mut target)
+            .map_err(|e| Error::os("cannot read a symbolic link", e))?;
         Ok(target)
     }
 
@@ -180,7 +260,12 @@ impl Store {
 
     /// Moves a linked node to another name of its tenant; what stood there is replaced atomically and returned.
     /// A directory moves only while it is empty.
-    pub fn rename(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), how: RenameHow) -> Result<Option<NodeId>> {
+    pub fn rename(
+        &self,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        how: RenameHow,
+    ) -> Result<Option<NodeId>> {
         let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
         let (home, old) = self.place_of(id)?;
         let (target, new) = self.rename_target(&home, id, to, old.kind)?;
@@ -228,10 +313,16 @@ impl Store {
         if let Some(dir) = &index.linked(id)?.dir
             && !dir.children.is_empty()
         {
-            return Err(Error::new(Kind::CrossTenant, "a directory with entries cannot be renamed, only copied"));
+            return Err(Error::new(
+                Kind::CrossTenant,
+                "a directory with entries cannot be renamed, only copied",
+            ));
         }
         if index.key_bytes(to.0.slot(), to.1) > MAX_KEY_BYTES {
-            return Err(Error::new(Kind::NameTooLong, format!("the key is longer than {MAX_KEY_BYTES} bytes")));
+            return Err(Error::new(
+                Kind::NameTooLong,
+                format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+            ));
         }
         let target = index.child(to.0, to.1);
         if let Some(target) = target {

@@ -78,14 +78,21 @@ impl Store {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Found::Absent),
             // A link or a foreign mount in the way, or a special file.
-            Err(e) if matches!(e.errno(), libc::ELOOP | libc::EXDEV | libc::ENXIO | libc::EISDIR | libc::ENOTDIR) => {
+            Err(e)
+                if matches!(
+                    e.errno(),
+                    libc::ELOOP | libc::EXDEV | libc::ENXIO | libc::EISDIR | libc::ENOTDIR
+                ) =>
+            {
                 return Ok(Found::Invalid("it is not a regular file"));
             }
             Err(e) => return Err(e),
         };
         let (found, key) = judge(file, home, place.digest)?;
         match (&found, key) {
-            (Found::Record(_, _, rec), Some(key)) if key != place.key || rec.kind != place.kind => Ok(Found::OtherKey),
+            (Found::Record(_, _, rec), Some(key)) if key != place.key || rec.kind != place.kind => {
+                Ok(Found::OtherKey)
+            }
             _ => Ok(found),
         }
     }

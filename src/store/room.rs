@@ -96,7 +96,8 @@ impl Store {
         let keys_over = self.settings.quota.max_keys.is_some_and(|max| {
             index.usage.keys > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
         });
-        let tenant_over = index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q));
+        let tenant_over =
+            index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q));
         let used = index.usage.bytes + self.staged_bytes.load(Ordering::Relaxed);
         used > self.percent_of_quota(self.settings.quota.high_percent) || keys_over || tenant_over
     }
@@ -114,7 +115,8 @@ impl Store {
         let quota = self.quota_bytes();
         {
             let index = self.index.lock();
-            let old_bytes = old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
+            let old_bytes =
+                old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
             if bytes + index.pinned_bytes + old_bytes > quota {
                 drop(index);
                 return Err(self.no_space("the value cannot be made to fit the quota"));
@@ -134,7 +136,8 @@ impl Store {
                 let mut index = self.index.lock();
                 let tenant = &index.tenants[home.number as usize];
                 let tenant_over = tenant.quota_bytes.is_some_and(|q| tenant.usage.bytes + bytes > q);
-                let keys_full = old.is_none() && self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
+                let keys_full =
+                    old.is_none() && self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
                 let over = index.usage.bytes + index.reserved_bytes + bytes > quota || keys_full;
                 if !over && !tenant_over {
                     index.reserved_bytes += bytes;
@@ -162,7 +165,11 @@ impl Store {
 
     /// Room for `bytes` that are about to be allocated in one value.
     pub fn room_for_allocation(&self, bytes: u64) -> Result<()> {
-        if bytes > self.largest_value_bytes() { Err(self.no_space("the value is larger than the quota")) } else { Ok(()) }
+        if bytes > self.largest_value_bytes() {
+            Err(self.no_space("the value is larger than the quota"))
+        } else {
+            Ok(())
+        }
     }
 
     /// Evicts one value; what it occupied. A value that changed meanwhile is left, which is no error.
@@ -302,7 +309,9 @@ impl Store {
         while stuck.len() < limits::STUCK_VICTIMS {
             let victim = {
                 let index = self.index.lock();
-                let over = |t: &&super::index::TenantEntry| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q);
+                let over = |t: &&super::index::TenantEntry| {
+                    t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q)
+                };
                 let number = index.tenants.iter().find(over).map(|t| t.home.number);
                 number.and_then(|n| index.victim_of(Some(n), None, &stuck))
             };
@@ -316,7 +325,8 @@ impl Store {
     fn count_staged(&self) {
         let largest = self.largest_value_bytes();
         let mut sum = 0;
-        let files: Vec<_> = self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
+        let files: Vec<_> =
+            self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
         for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
             let Ok(attr) = os::stat(&*file) else { continue };
             if attr.allocated_bytes() > largest {

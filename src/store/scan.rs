@@ -32,7 +32,10 @@ impl Store {
             if entry.kind == EntryType::File {
                 self.staging.unlink(&entry.name)?;
             } else {
-                log::warn!("data/.staging/{} is no staged value; it is left where it is", entry.name.escape_ascii());
+                log::warn!(
+                    "data/.staging/{} is no staged value; it is left where it is",
+                    entry.name.escape_ascii()
+                );
             }
         }
         let homes: Vec<Arc<Home>> = self.index.lock().tenants.iter().map(|t| Arc::clone(&t.home)).collect();
@@ -114,19 +117,29 @@ impl Store {
     }
 
     fn fill(&self, all: Vec<(Arc<Home>, Vec<Seen>)>, order: &HashMap<Digest, u64>) -> Result<()> {
-        let mut rows: Vec<(Arc<Home>, Seen)> =
-            all.into_iter().flat_map(|(home, seen)| seen.into_iter().map(move |s| (Arc::clone(&home), s))).collect();
+        let mut rows: Vec<(Arc<Home>, Seen)> = all
+            .into_iter()
+            .flat_map(|(home, seen)| seen.into_iter().map(move |s| (Arc::clone(&home), s)))
+            .collect();
         // Directories first, parents before children; then values, coldest first: those of the last clean stop in
         // its order, behind them what came later, by the time of its last change.
         rows.sort_by_cached_key(|(_, s)| {
             let is_value = s.kind != RecordKind::Directory;
-            let cold = if is_value { order.get(&s.digest).copied().unwrap_or(u64::MAX) } else { s.key.as_bytes().len() as u64 };
+            let cold = if is_value {
+                order.get(&s.digest).copied().unwrap_or(u64::MAX)
+            } else {
+                s.key.as_bytes().len() as u64
+            };
             (is_value, cold, s.attr.ctime)
         });
         let mut index = self.index.lock();
         for (home, seen) in rows {
             let Some(path) = seen.key.path() else {
-                log::warn!("the key {} of tenant {} is spelled by no path and stays out of the tree", seen.key, home.tenant);
+                log::warn!(
+                    "the key {} of tenant {} is spelled by no path and stays out of the tree",
+                    seen.key,
+                    home.tenant
+                );
                 continue;
             };
             let mut at = index.tenants[home.number as usize].node;
@@ -145,7 +158,11 @@ impl Store {
                 }
             }
             if !placed {
-                log::warn!("the key {} of tenant {} is also a directory of others and stays out of the tree", seen.key, home.tenant);
+                log::warn!(
+                    "the key {} of tenant {} is also a directory of others and stays out of the tree",
+                    seen.key,
+                    home.tenant
+                );
             }
         }
         Ok(())
@@ -158,7 +175,8 @@ impl Store {
             log::warn!("the file `order` cannot be read; eviction order starts from the records' times");
             return HashMap::new();
         }
-        let entries = bytes[ORDER_MAGIC.len()..].chunks_exact(16).map(|c| c.try_into().expect("chunks of sixteen"));
+        let entries =
+            bytes[ORDER_MAGIC.len()..].chunks_exact(16).map(|c| c.try_into().expect("chunks of sixteen"));
         entries.zip(0..).map(|(b, n)| (Digest::from_u128(u128::from_le_bytes(b)), n)).collect()
     }
 
@@ -172,7 +190,9 @@ impl Store {
                 let key = index.key_of(slot)?;
                 order.push(Digest::of(&home.tenant, key.as_bytes(), index.at(slot).kind));
             }
-            let dirty = index.linked_slots().filter(|&s| index.at(s).dir.as_ref().is_some_and(|d| d.dirty && d.recorded));
+            let dirty = index
+                .linked_slots()
+                .filter(|&s| index.at(s).dir.as_ref().is_some_and(|d| d.dirty && d.recorded));
             let dirs: Vec<NodeId> = dirty.map(|s| index.id_of(s)).collect();
             (order, dirs)
         };
@@ -206,12 +226,19 @@ fn implied_dir(index: &mut super::index::Index, parent: NodeId, name: &[u8], ten
     let now = Timespec::now();
     let above = index.dir(parent)?.attr;
     let attr = DirAttr { mode: above.mode, atime: now, mtime: now, ctime: now, ..above };
-    let id = index.add_pending(parent, name, tenant, RecordKind::Directory, Some(Directory::new(attr, false)));
+    let id =
+        index.add_pending(parent, name, tenant, RecordKind::Directory, Some(Directory::new(attr, false)));
     link_quietly(index, id, parent, 0)?;
     Ok(id)
 }
 
-fn place(index: &mut super::index::Index, parent: NodeId, name: &[u8], tenant: u32, seen: &Seen) -> Result<()> {
+fn place(
+    index: &mut super::index::Index,
+    parent: NodeId,
+    name: &[u8],
+    tenant: u32,
+    seen: &Seen,
+) -> Result<()> {
     let dir = (seen.kind == RecordKind::Directory).then(|| Directory::new(dir_attr(&seen.attr), true));
     let id = index.add_pending(parent, name, tenant, seen.kind, dir);
     link_quietly(index, id, parent, seen.attr.blocks)?;

@@ -61,9 +61,11 @@ impl Store {
         let quota_bytes = read_quota(&top, tenant)?;
         let mut index = self.index.lock();
         let number = index.tenants.len() as u32;
-        let home = Arc::new(Home { tenant: tenant.clone(), number, epoch, top, dir, fence: Fence::new(epoch) });
+        let home =
+            Arc::new(Home { tenant: tenant.clone(), number, epoch, top, dir, fence: Fence::new(epoch) });
         let name = tenant.as_str().as_bytes();
-        let node = index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
+        let node =
+            index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
         index.tenants.push(super::index::TenantEntry {
             home,
             node,
@@ -152,6 +154,40 @@ impl Store {
         Ok(self.index.lock().tenants[home.number as usize].node)
     }
 
+    /// The tenant whose directory is the node in this slot.
+    pub fn tenant_in_slot(&self, slot: u32) -> Result<Tenant> {
+        let index = self.index.lock();
+        let entry = index.tenants.iter().find(|t| t.live && t.node.slot() == slot);
+        entry
+            .map(|t| t.home.tenant.clone())
+            .ok_or_else(|| Error::new(Kind::NotFound, "no such tenant any more"))
+    }
+
+    /// The directory node of the tenant in this slot.
+    pub fn node_in_slot(&self, slot: u32) -> Result<NodeId> {
+        self.tenant_in_slot(slot).and_then(|t| self.tenant_node(&t))
+    }
+
+    /// The node of a key, where a path spells it.
+    pub fn find_key(&self, tenant: &Tenant, key: &crate::key::Key) -> Result<Option<NodeId>> {
+        let mut at = self.tenant_node(tenant)?;
+        let Some(path) = key.path() else { return Ok(None) };
+        let index = self.index.lock();
+        for part in path {
+            match index.child(at, part) {
+                Some(id) => at = id,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(at))
+    }
+
+    /// A tenant's own quota.
+    pub fn tenant_quota(&self, tenant: &Tenant) -> Result<Option<u64>> {
+        let home = self.home(tenant)?;
+        Ok(self.index.lock().tenants[home.number as usize].quota_bytes)
+    }
+
     /// Sets a tenant's quota, durably; `None` takes it away.
     pub fn set_tenant_quota(&self, tenant: &Tenant, bytes: Option<u64>) -> Result<()> {
         let home = self.home(tenant)?;
@@ -167,7 +203,11 @@ impl Store {
 
     /// Gives a file or directory to `uid` and `gid`, where it is not theirs already.
     pub(super) fn own(&self, fd: impl std::os::fd::AsFd, uid: u32, gid: u32) -> Result<()> {
-        if (uid, gid) == (self.daemon_uid, self.daemon_gid) { Ok(()) } else { os::chown(fd, Some(uid), Some(gid)) }
+        if (uid, gid) == (self.daemon_uid, self.daemon_gid) {
+            Ok(())
+        } else {
+            os::chown(fd, Some(uid), Some(gid))
+        }
     }
 }
 

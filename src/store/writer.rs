@@ -104,12 +104,21 @@ impl Drop for Staged {
 impl Store {
     /// Begins a value for the entry `name` of `parent`. The node that it will become is pending, with one reference
     /// for the caller.
-    pub fn stage(self: &Arc<Self>, parent: NodeId, name: &[u8], kind: RecordKind, owner: Owner) -> Result<Staged> {
+    pub fn stage(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        kind: RecordKind,
+        owner: Owner,
+    ) -> Result<Staged> {
         let home = {
             let index = self.index.lock();
             index.dir(parent)?;
             if index.key_bytes(parent.slot(), name) > MAX_KEY_BYTES {
-                return Err(Error::new(Kind::NameTooLong, format!("the key is longer than {MAX_KEY_BYTES} bytes")));
+                return Err(Error::new(
+                    Kind::NameTooLong,
+                    format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+                ));
             }
             Arc::clone(&index.tenant_of(parent)?.home)
         };
@@ -170,7 +179,9 @@ impl Store {
             let old = index.child(parent, &node.name);
             if let Some(old) = old {
                 match (staged.kind, index.at(old.slot()).kind) {
-                    (RecordKind::Directory, _) => return Err(Error::new(Kind::Exists, format!("{key} exists"))),
+                    (RecordKind::Directory, _) => {
+                        return Err(Error::new(Kind::Exists, format!("{key} exists")));
+                    }
                     (_, RecordKind::Directory) => {
                         return Err(Error::new(Kind::IsDirectory, format!("{key} is a directory")));
                     }
@@ -251,7 +262,10 @@ impl Store {
             return Err(Error::new(Kind::CrossTenant, "a key cannot move to another tenant"));
         }
         if index.key_bytes(parent.slot(), name) > MAX_KEY_BYTES {
-            return Err(Error::new(Kind::NameTooLong, format!("the key is longer than {MAX_KEY_BYTES} bytes")));
+            return Err(Error::new(
+                Kind::NameTooLong,
+                format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+            ));
         }
         index.retarget(staged.node, parent, name)
     }
