@@ -1,8 +1,240 @@
-//! Commands for people.
+//! Commands for people: the clap tree, and a file a command.
+//!
+//! The only layer that prints. Results go to stdout, errors to stderr as one line `fencefs: what: why`; exit status 0
+//! is done, 1 failed, 2 a command line that means nothing (clap prints why).
 
+use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::error::{Error, Result};
+
+mod argv;
+mod control_client;
+mod daemon;
+mod holders;
+mod mount;
+mod mount_args;
+mod mount_options;
+mod mountinfo;
+mod mountpoint;
+mod path;
+mod pin;
+mod progress;
+mod quota;
+mod status;
+mod umount;
+
+/// A filesystem for KV-cache tiers: whole values, quota eviction, and clears that are acknowledged.
+#[derive(Debug, Parser)]
+#[command(name = "fencefs", version, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Mount(mount_args::MountArgs),
+    Umount(umount::UmountArgs),
+    Status(status::StatusArgs),
+    Quota(quota::QuotaArgs),
+    Pin(pin::PinArgs),
+    Unpin(pin::UnpinArgs),
+    Path(path::PathArgs),
+}
 
 /// Parses the command line and runs it.
 pub fn main() -> ExitCode {
-    ExitCode::from(2)
+    let argv = match argv::normalise(std::env::args_os().collect()) {
+        argv::Argv::Run(argv) => argv,
+        argv::Argv::Nothing => return ExitCode::SUCCESS,
+    };
+    let code = parse(argv).map_err(Stop::Usage).and_then(|parsed| run(parsed).map_err(Stop::Failed));
+    match code {
+        Ok(code) => code,
+        Err(Stop::Usage(e)) => {
+            let status = u8::try_from(e.exit_code()).unwrap_or(2);
+            // Help that nobody can read any more is no failure.
+            drop(e.print());
+            ExitCode::from(status)
+        }
+        Err(Stop::Failed(e)) => {
+            complain(&e.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Stop {
+    Usage(clap::Error),
+    Failed(Error),
+}
+
+/// A parsed command line, with what the daemon of a `mount` is started with.
+struct Parsed {
+    cli: Cli,
+    daemon_argv: Vec<OsString>,
+}
+
+/// Parses twice where `-o` is given: first to find it, then with its options spelled out before the others.
+fn parse(argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
+    let mut root = Cli::command();
+    let mut matches = root.try_get_matches_from_mut(&argv)?;
+    let mut kernel_options = Vec::new();
+    if let Some(("mount", mount)) = matches.subcommand() {
+        let expanded = mount_options::expand(&mut root, mount_options::given(mount))?;
+        kernel_options = expanded.kernel_options;
+        if !expanded.long_options.is_empty() {
+            let mut spelled = argv[..2].to_vec();
+            spelled.extend(expanded.long_options);
+            spelled.extend_from_slice(&argv[2..]);
+            matches = root.try_get_matches_from_mut(&spelled)?;
+        }
+    }
+    let daemon_argv = match matches.subcommand() {
+        Some(("mount", mount)) => mount_args::daemon_argv(&root, mount),
+        _ => Vec::new(),
+    };
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let Command::Mount(args) = &mut cli.command {
+        args.set_kernel_options(kernel_options);
+        args.check().map_err(|e| mount_options::usage(&mut root, &e.to_string()))?;
+    }
+    Ok(Parsed { cli, daemon_argv })
+}
+
+fn run(parsed: Parsed) -> Result<ExitCode> {
+    match parsed.cli.command {
+        Command::Mount(args) => mount::run(&args, &parsed.daemon_argv),
+        Command::Umount(args) => umount::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Quota(args) => quota::run(&args),
+        Command::Pin(args) => pin::run(&args.files, true),
+        Command::Unpin(args) => pin::run(&args.files, false),
+        Command::Path(args) => path::run(&args),
+    }
+}
+
+/// Writes bytes to stdout; a reader that went away is an error, not a panic.
+fn print(bytes: impl AsRef<[u8]>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes.as_ref())
+        .and_then(|()| out.flush())
+        .map_err(|e| Error::os("cannot write the result", e))
+}
+
+/// One line on stderr. That stderr is gone must not become a second failure.
+fn complain(message: &str) {
+    drop(writeln!(std::io::stderr(), "fencefs: {}", one_line(message)));
+}
+
+/// The message as one line: errors from elsewhere may hold newlines.
+fn one_line(message: &str) -> String {
+    message.split(['\n', '\r']).map(str::trim).filter(|s| !s.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &[&str]) -> Result<Parsed, clap::Error> {
+        parse(std::iter::once("fencefs").chain(line.iter().copied()).map(OsString::from).collect())
+    }
+
+    fn mount_args(line: &[&str]) -> mount_args::MountArgs {
+        match parsed(line).unwrap().cli.command {
+            Command::Mount(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_means_nothing_exits_with_2() {
+        for line in [
+            &["mount"][..],
+            &["mount", "/s"],
+            &["mount", "/s", "/m", "--bogus"],
+            &["mount", "/s", "/m", "--size", "lots"],
+            &["mount", "/s", "/m", "--size", "0"],
+            &["mount", "/s", "/m", "--evict", "mru"],
+            &["mount", "/s", "/m", "--tenant", ".a"],
+            &["mount", "/s", "/m", "--uid", "4294967295"],
+            &["mount", "/s", "/m", "--high-watermark", "80", "--low-watermark", "90"],
+            &["mount", "/s", "/m", "--checksum", "on"],
+            &["mount", "/s", "/m", "--coordinator", "local"],
+            &["mount", "/s", "/m", "-o", "bogus"],
+            &["mount", "/s", "/m", "-o", "size"],
+            &["mount", "/s", "/m", "-o", "size=10G,ready-pipe"],
+            &["mount", "/s", "/m", "-o", "help"],
+            &["mount", "/s", "/m", "-o", "options=ro"],
+            &["mount", "/s", "/m", "-o", "allow_other=1"],
+            &["umount"],
+            &["quota", "/m", "lots"],
+            &["path", "/s", "key"],
+            &["pin"],
+            &["nonsense"],
+        ] {
+            assert_eq!(parsed(line).err().map(|e| e.exit_code()), Some(2), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn fstab_options_are_the_long_options() {
+        let args = mount_args(&[
+            "mount",
+            "/s",
+            "/m",
+            "-o",
+            "rw,nofail,_netdev,x-systemd.automount,comment=x,size=10G,evict=lru,tenant=a",
+            "-o",
+            "file-mode=0640,dir_mode=0750,allow_other,fence_wait=2s,nosuid,ro,noatime,user",
+        ]);
+        let store = args.store_settings().unwrap();
+        let mount = args.mount_settings(false);
+        assert_eq!(store.quota.size_bytes, Some(10 << 30));
+        assert_eq!(store.fence_wait.as_secs(), 2);
+        assert_eq!(mount.tenant.unwrap().as_str(), "a");
+        assert_eq!((mount.file_mode, mount.dir_mode), (Some(0o640), Some(0o750)));
+        assert!(mount.allow_other);
+        assert_eq!(mount.kernel_options, ["nosuid", "ro", "noatime"]);
+    }
+
+    #[test]
+    fn the_command_line_overrides_fstab_options() {
+        let args =
+            mount_args(&["mount", "-o", "size=1G,allow_other", "/s", "/m", "--size=2G", "--no-allow-other"]);
+        assert_eq!(args.store_settings().unwrap().quota.size_bytes, Some(2 << 30));
+        assert!(!args.mount_settings(true).allow_other);
+        let default = mount_args(&["mount", "/s", "/m"]);
+        assert!(default.mount_settings(true).allow_other);
+        assert!(!default.mount_settings(false).allow_other);
+    }
+
+    #[test]
+    fn the_daemon_gets_the_same_settings() {
+        let line = ["mount", "-o", "size=1G,ro,allow-other", "--max-keys", "5", "--", "-s", "m"];
+        let daemon = parsed(&line).unwrap().daemon_argv;
+        assert_eq!(daemon[..5], ["mount", "./-s", "m", "--foreground", "--ready-pipe"]);
+        let mut argv = vec![OsString::from("fencefs")];
+        argv.extend(daemon);
+        let Command::Mount(args) = parse(argv).unwrap().cli.command else { panic!("not a mount") };
+        assert!(args.foreground && args.ready_pipe);
+        let store = args.store_settings().unwrap();
+        assert_eq!((store.quota.size_bytes, store.quota.max_keys), (Some(1 << 30), Some(5)));
+        assert_eq!(args.mount_settings(false).kernel_options, ["ro"]);
+        assert!(args.mount_settings(false).allow_other);
+    }
+
+    #[test]
+    fn messages_are_one_line() {
+        assert_eq!(one_line("a:\n  b\r\n\nc\n"), "a:; b; c");
+    }
 }

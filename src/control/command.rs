@@ -3,6 +3,7 @@
 //! Anything that is not exactly a command is refused with a sentence that names the word; a control file that
 //! guesses would turn a typing error into a removal. Parsing touches nothing and knows no store.
 
+use crate::config::parse_size;
 use crate::control::scope::{Mode, Scope};
 use crate::error::{Error, Kind, Result};
 use crate::key::Tenant;
@@ -215,25 +216,6 @@ fn number(text: &str) -> Option<u64> {
         return None;
     }
     text.parse().ok()
-}
-
-/// Placeholder: gives way to `crate::config::parse_size`, which has this signature.
-fn parse_size(text: &str) -> Result<u64> {
-    let bad = || invalid(format!("bytes={} is not a size, such as 100G, 100GiB or 100GB", shown(text)));
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let unit_bytes: u64 = match &text[digits..] {
-        "" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        "TB" => 1_000_000_000_000,
-        _ => return Err(bad()),
-    };
-    text[..digits].parse::<u64>().ok().and_then(|n| n.checked_mul(unit_bytes)).ok_or_else(bad)
 }
 
 /// The `name=value` words behind a command. INVARIANT: no name twice, no empty value.

@@ -6,9 +6,6 @@
 
 use std::fmt::{self, Write as _};
 
-/// The content type of what [`Metrics::finish`] returns.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
 /// A sample's value. Whole numbers are written exactly; a byte count must not lose digits on its way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {

@@ -1,0 +1,195 @@
+//! `fencefs mount`: the daemon's whole life in the foreground; the background is [`super::daemon`]'s.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::daemon::{self, Ready};
+use super::mount_args::MountArgs;
+use super::mountpoint::{self, Place};
+use super::{mountinfo, progress};
+use crate::error::{Error, Kind, Result};
+use crate::fuse::{Mount, Stopper};
+use crate::store::Store;
+
+/// How long a store may stay locked that is mounted nowhere: its last daemon is closing it.
+const CLOSING_WAIT: Duration = Duration::from_secs(10);
+
+/// Mounts, in this process or in a daemon of its own.
+pub(super) fn run(args: &MountArgs, daemon_argv: &[OsString]) -> Result<ExitCode> {
+    if args.ready_pipe {
+        let mut ready = Ready::take()?;
+        return match serve(args, Some(&mut ready)) {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(e) if ready.is_waiting() => {
+                ready.failed(&e);
+                Ok(ExitCode::FAILURE)
+            }
+            Err(e) => Err(e),
+        };
+    }
+    let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
+    check_fuse(args)?;
+    if args.foreground {
+        serve(args, None)?;
+    } else {
+        daemon::start(&place, daemon_argv)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the store, mounts it, serves until the mount is gone, closes the store.
+fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
+    let log_file = args.log_file.as_deref().map(open_log).transpose()?;
+    start_log(args, log_file.as_ref())?;
+    let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
+    raise_file_limit();
+    std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
+
+    let store = match &mut ready {
+        Some(ready) => open(&place, args, &mut |phase, count| ready.progress(phase, count))?,
+        None => {
+            let mut shown = progress::Progress::new();
+            open(&place, args, &mut |phase, count| shown.update(phase, count))?
+        }
+    };
+    let in_background = ready.is_some();
+    let served = mount_and_run(&place, args, &store, ready, log_file, in_background);
+    let closed = store.close();
+    served.and(closed)
+}
+
+fn mount_and_run(
+    place: &Place,
+    args: &MountArgs,
+    store: &Arc<Store>,
+    ready: Option<&mut Ready>,
+    log_file: Option<File>,
+    in_background: bool,
+) -> Result<()> {
+    // Before the mount: a signal that comes in between must find the handler, or the mount outlives the daemon.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(|e| Error::os("cannot install signal handlers", e))?;
+    let handle = signals.handle();
+    let settings = args.mount_settings(is_root());
+    let mount = Mount::new(Arc::clone(store), &place.mountpoint, &settings)?;
+    let end = mount.stopper();
+    let ending = end.clone();
+    let stopper = std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || stop_on_signal(signals, &ending, in_background))
+        .map_err(|e| Error::os("cannot start the signal thread", e))
+        .and_then(|thread| match ready {
+            Some(ready) => ready.live(log_file).map(|()| thread),
+            None => Ok(thread),
+        });
+    let stopper = match stopper {
+        Ok(thread) => thread,
+        Err(e) => {
+            end.stop();
+            mount.run()?;
+            return Err(e);
+        }
+    };
+    let served = mount.run();
+    handle.close();
+    if stopper.join().is_err() {
+        log::error!("the signal thread panicked");
+    }
+    served
+}
+
+/// Detaches the mount at each request to stop. A hangup stops only what a terminal holds.
+fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
+    for signal in signals.forever() {
+        if signal == SIGHUP && in_background {
+            continue;
+        }
+        log::info!("signal {signal}: unmounting");
+        mount.stop();
+    }
+}
+
+/// Opens the store. One that is locked, yet mounted nowhere, is being closed by its last daemon: wait for that.
+fn open(place: &Place, args: &MountArgs, progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Store>> {
+    let settings = args.store_settings()?;
+    let deadline = Instant::now() + CLOSING_WAIT;
+    loop {
+        let locked = match Store::open(&place.store, &settings, progress) {
+            Err(e) if e.kind() == Kind::Locked => e,
+            other => return other,
+        };
+        let mounts = mountinfo::read()?;
+        if let Some(mount) = mounts.iter().find(|m| m.is_fencefs() && m.source == place.store) {
+            let (store, there) = (place.store.display(), mount.mountpoint.display());
+            return Err(Error::new(
+                Kind::Locked,
+                format!(
+                    "cannot open store {store}: it is mounted at {there} (unmount it first: fencefs umount {there})"
+                ),
+            ));
+        }
+        if Instant::now() >= deadline {
+            return Err(locked);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Refuses early what would fail late, with what to do about it.
+fn check_fuse(args: &MountArgs) -> Result<()> {
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "cannot mount: /dev/fuse does not exist (load the module: modprobe fuse; into a container: --device /dev/fuse)",
+        ));
+    }
+    let asked = args.mount_settings(is_root()).allow_other;
+    if asked && !is_root() && !user_allow_other() {
+        return Err(Error::new(
+            Kind::NotPermitted,
+            "cannot mount with --allow-other: root has not allowed it (add user_allow_other to /etc/fuse.conf)",
+        ));
+    }
+    Ok(())
+}
+
+fn user_allow_other() -> bool {
+    let conf = std::fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    conf.lines().any(|line| line.trim() == "user_allow_other")
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Every open key costs a descriptor: take all that the hard limit allows.
+fn raise_file_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(e) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        log::warn!("cannot raise the limit of open files from {:?}: {e}", limit.current);
+    }
+}
+
+fn open_log(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().create(true).append(true).open(path);
+    opened.map_err(|e| Error::os(format!("cannot open log file {}", path.display()), e))
+}
+
+fn start_log(args: &MountArgs, log_file: Option<&File>) -> Result<()> {
+    let mut builder = env_logger::Builder::new();
+    builder.filter_level(args.log_level);
+    if let Some(file) = log_file {
+        let file = file.try_clone().map_err(|e| Error::os("cannot keep the log file open", e))?;
+        builder.target(env_logger::Target::Pipe(Box::new(file)));
+    }
+    builder.try_init().map_err(|e| Error::new(Kind::Invalid, format!("cannot start logging: {e}")))
+}

@@ -1,0 +1,168 @@
+//! `fencefs status`: the mount's status object, for people or as it is.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{control_client, print};
+use crate::config::format_size;
+use crate::error::{Error, Kind, Result};
+
+/// Show what a mount holds and how it is
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Where the filesystem is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    mountpoint: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Repeat every second
+    #[arg(short, long)]
+    watch: bool,
+}
+
+/// Clears the terminal and goes to its first line.
+const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
+
+/// Shows the status.
+pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
+    let clears = args.watch && std::io::stdout().is_terminal();
+    loop {
+        let path = args.mountpoint.join(".fencefs/status");
+        let text =
+            std::fs::read_to_string(path).map_err(|e| control_client::no_mount(&args.mountpoint, e))?;
+        let shown = if args.json { format!("{}\n", text.trim_end()) } else { human(&text)? };
+        print(if clears { format!("{CLEAR}{shown}") } else { shown })?;
+        if !args.watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// The status for people: what is missing is left out.
+fn human(text: &str) -> Result<String> {
+    let status: Value = serde_json::from_str(text)
+        .map_err(|e| Error::new(Kind::Corrupt, format!("the status of this mount is no JSON: {e}")))?;
+    let number = |name: &str| status[name].as_u64();
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    let mut row = |label, value: Option<String>| rows.extend(value.map(|value| (label, value)));
+    row("state", text_of(&status["state"]));
+    row("last error", text_of(&status["last_error"]));
+    row("used", number("used_bytes").map(|used| used_of(used, number("quota_bytes"))));
+    row("keys", number("keys").map(|n| n.to_string()));
+    row("staged", number("staged_bytes").map(format_size));
+    row("evicted", number("evicted_keys").map(|n| keys(n, text_of(&status["evict"]))));
+    row("passthrough", status["passthrough"].as_bool().map(|on| if on { "on" } else { "off" }.to_owned()));
+    row("coordinator", text_of(&status["coordinator"]));
+    row("generation", number("generation").map(|n| n.to_string()));
+    row("removals pending", number("pending_requests").map(|n| n.to_string()));
+    row("storage", text_of(&status["storage_id"]));
+    row("version", text_of(&status["version"]));
+    let mut out = String::new();
+    let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
+    for (label, value) in &rows {
+        line(&mut out, format_args!("{label:width$}  {value}"));
+    }
+    let tenants = status["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !tenants.is_empty() {
+        out.push('\n');
+        out.push_str(&table(tenants));
+    }
+    Ok(out)
+}
+
+/// The tenants, a line each.
+fn table(tenants: &[Value]) -> String {
+    let mut rows = vec![["TENANT", "STATE", "EPOCH", "KEYS", "USED", "QUOTA"].map(str::to_owned)];
+    rows.extend(tenants.iter().map(|t| {
+        let plain = |name: &str| t[name].as_u64().map_or("-".to_owned(), |n| n.to_string());
+        let size = |name: &str| t[name].as_u64().map_or("-".to_owned(), format_size);
+        let text = |name: &str| text_of(&t[name]).unwrap_or("-".to_owned());
+        [text("name"), text("state"), plain("epoch"), plain("keys"), size("bytes"), size("quota_bytes")]
+    }));
+    let mut out = String::new();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    for [name, state, epoch, keys, used, quota] in &rows {
+        let [w0, w1, w2, w3, w4, w5] = widths;
+        line(
+            &mut out,
+            format_args!("{name:w0$}  {state:w1$}  {epoch:>w2$}  {keys:>w3$}  {used:>w4$}  {quota:>w5$}"),
+        );
+    }
+    out
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    writeln!(out, "{text}").expect("writing to a String cannot fail");
+}
+
+fn text_of(value: &Value) -> Option<String> {
+    value.as_str().map(|text| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+}
+
+fn used_of(used_bytes: u64, quota_bytes: Option<u64>) -> String {
+    let used = format_size(used_bytes);
+    match quota_bytes {
+        Some(quota @ 1..) => {
+            let percent = u128::from(used_bytes) * 100 / u128::from(quota);
+            format!("{used} of {} ({percent} %)", format_size(quota))
+        }
+        _ => used,
+    }
+}
+
+fn keys(count: u64, policy: Option<String>) -> String {
+    let unit = if count == 1 { "key" } else { "keys" };
+    policy.map_or(format!("{count} {unit}"), |policy| format!("{count} {unit} ({policy})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_for_people() {
+        let text = r#"{"name":"fencefs","version":"0.1.0","storage_id":"u","state":"ready","coordinator":"local",
+            "passthrough":true,"quota_bytes":2147483648,"used_bytes":1073741824,"keys":12,"evict":"lru",
+            "evicted_keys":3,"staged_bytes":0,"generation":7,"pending_requests":0,"last_error":null,
+            "tenants":[{"name":"default","epoch":0,"state":"ready","keys":12,"bytes":1073741824,"quota_bytes":null},
+                       {"name":"a-long-name","epoch":7,"state":"removing","keys":0,"bytes":0,"quota_bytes":1024}]}"#;
+        let expected = "\
+state             ready
+used              1 GiB of 2 GiB (50 %)
+keys              12
+staged            0 B
+evicted           3 keys (lru)
+passthrough       on
+coordinator       local
+generation        7
+removals pending  0
+storage           u
+version           0.1.0
+
+TENANT       STATE     EPOCH  KEYS   USED  QUOTA
+default      ready         0    12  1 GiB      -
+a-long-name  removing      7     0    0 B  1 KiB
+";
+        assert_eq!(human(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_missing_is_left_out() {
+        assert_eq!(human("{}").unwrap(), "");
+        assert_eq!(
+            human(r#"{"state":"failed","last_error":"a\nb"}"#).unwrap(),
+            "state       failed\nlast error  a b\n"
+        );
+        assert_eq!(human(r#"{"used_bytes":1,"quota_bytes":0}"#).unwrap(), "used  1 B\n");
+        assert!(human("no json").is_err());
+    }
+}
