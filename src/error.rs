@@ -192,7 +192,9 @@ mod tests {
 
     #[test]
     fn os_errors_keep_their_errno() {
-        for errno in [libc::ENOENT, libc::EEXIST, libc::ENOSPC, libc::EIO, libc::EROFS, libc::ENOTEMPTY, libc::ERANGE] {
+        for errno in
+            [libc::ENOENT, libc::EEXIST, libc::ENOSPC, libc::EIO, libc::EROFS, libc::ENOTEMPTY, libc::ERANGE]
+        {
             let e = Error::os("reading x", io::Error::from_raw_os_error(errno));
             assert_eq!(e.errno(), errno);
             assert_eq!(e.code(), errno_name(errno));

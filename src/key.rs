@@ -211,7 +211,9 @@ mod tests {
 
     #[test]
     fn digests_follow_the_contract() {
-        let d = |t: &str, k: &[u8]| Digest::of(&Tenant::new(t.as_bytes()).unwrap(), k, RecordKind::File).to_string();
+        let d = |t: &str, k: &[u8]| {
+            Digest::of(&Tenant::new(t.as_bytes()).unwrap(), k, RecordKind::File).to_string()
+        };
         assert_eq!(d("default", b"a/b"), "64c719bce58a6a9d621f9888577b399c");
         assert_eq!(d("default", b"plain"), "88abb8e557ac7f78c024ab5a2cd12e70");
         assert_eq!(d("default", b"with space"), "0192133c95c40725f01d3c95ea4d962f");

@@ -13,7 +13,11 @@ pub struct Store {}
 
 impl Store {
     /// Opens (creates, locks, recovers) the store at `root`. `progress` is called with a phase and a count.
-    pub fn open(_root: &Path, _settings: &StoreSettings, _progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Store>> {
+    pub fn open(
+        _root: &Path,
+        _settings: &StoreSettings,
+        _progress: &mut dyn FnMut(&str, u64),
+    ) -> Result<Arc<Store>> {
         todo!()
     }
 
