@@ -17,7 +17,7 @@ fn get(path: &Path, name: &str) -> Result<String, Errno> {
 fn list(path: &Path) -> Vec<String> {
     let mut names = vec![0; 8192];
     let length = listxattr(path, &mut names[..]).unwrap();
-    let text = String::from_utf8(names[..length].iter().map(|b| *b as u8).collect()).unwrap();
+    let text = String::from_utf8(names[..length].to_vec()).unwrap();
     text.split_terminator('\0').map(str::to_owned).collect()
 }
 
