@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -54,13 +55,15 @@ impl Output {
 pub(crate) fn run(command: &mut Command) -> Output {
     let (mut out, mut err) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
-    let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let mut child = command.process_group(0).spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let mut status = None;
     if !wait_until(COMMAND_TIMEOUT, || {
         status = child.try_wait().unwrap();
         status.is_some()
     }) {
-        child.kill().unwrap();
+        // With what it started: the command leads a process group of its own.
+        kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
         panic!("{command:?} was not done after {COMMAND_TIMEOUT:?}");
     }
     let text = |file: &mut File| {
@@ -401,10 +404,13 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if self.is_mounted()
-            && let Err(e) = unmount(&self.mnt, UnmountFlags::DETACH)
-        {
-            eprintln!("cannot detach {}: {e}", self.mnt.display());
+        // A dead mount may lie below a live one.
+        for _ in 0..4 {
+            if self.is_mounted()
+                && let Err(e) = unmount(&self.mnt, UnmountFlags::DETACH)
+            {
+                eprintln!("cannot detach {}: {e}", self.mnt.display());
+            }
         }
         if !wait_until(Duration::from_secs(5), || processes_of(&self.store).is_empty()) {
             for pid in processes_of(&self.store) {
