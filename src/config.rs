@@ -213,7 +213,7 @@ pub mod limits {
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
     /// How long a look-up waits for a value whose last close is on its way.
-    pub const SETTLE_WAIT: Duration = Duration::from_millis(100);
+    pub const SETTLE_WAIT: Duration = Duration::from_millis(10);
 }
 
 fn invalid(sentence: impl Into<String>) -> Error {

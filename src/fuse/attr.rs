@@ -29,7 +29,7 @@ impl Fs {
         }
         match self.store.attr(id)? {
             Some(attr) => Ok((self.file_attr(id, &attr), REMEMBER)),
-            None => Err(Error::new(Kind::NotFound, "no such key any more")),
+            None => Err(Error::new(Kind::Stale, "no such key any more")),
         }
     }
 

@@ -82,8 +82,7 @@ impl Fs {
     /// What a thread sees under a name. A node is counted as referred to.
     fn see(&self, who: Caller, dir: NodeId, name: &[u8]) -> Result<Seen> {
         let creating = self.opens.creating(dir, name);
-        if let Some(open) =
-            creating.iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)))
+        if let Some(open) = creating.iter().rev().find(|o| o.unsettled().is_some_and(|w| w.seen_by(who.tid)))
         {
             self.store.retain(open.node)?;
             let (attr, _) = self.open_attr(open)?;
@@ -97,7 +96,7 @@ impl Fs {
                 Ok((attr, attr_ttl)) => return Ok(Seen::Node(attr, ttl.min(attr_ttl))),
                 Err(e) => {
                     self.store.release(id, 1);
-                    if e.kind() != Kind::NotFound {
+                    if !matches!(e.kind(), Kind::NotFound | Kind::Stale) {
                         return Err(e);
                     }
                 }
@@ -114,15 +113,16 @@ impl Fs {
     }
 
     /// GETATTR.
-    pub(super) fn getattr(&self, who: Caller, ino: INodeNo, reply: ReplyAttr) {
-        let got = match self.inode(ino) {
-            Inode::Node(id) => self.attr_of(id, who.tid),
-            Inode::Virtual(v) => Ok((self.virtual_attr(v), FORGET)),
+    pub(super) fn getattr(self: &Arc<Self>, who: Caller, ino: INodeNo, reply: ReplyAttr) {
+        let id = match self.inode(ino) {
+            Inode::Node(id) => id,
+            Inode::Virtual(v) => return reply.attr(&FORGET, &self.virtual_attr(v)),
         };
-        match got {
+        let fs = Arc::clone(self);
+        self.once_settled(who, id, move || match fs.attr_of(id, who.tid) {
             Ok((attr, ttl)) => reply.attr(&ttl, &attr),
             Err(e) => reply.error(errno(&e)),
-        }
+        });
     }
 
     /// SETATTR: length first, then owner, mode and times.

@@ -15,7 +15,7 @@ use super::opens::{Handle, OpenNode, Writing};
 use super::publish::Stale;
 use super::requests::errno;
 use super::{FORGET, Inode};
-use crate::config::Durability;
+use crate::config::{Durability, limits};
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
 use crate::os;
@@ -74,8 +74,10 @@ fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
+/// The inode lost its key. The kernel answers ESTALE with a fresh look-up of the path, so that a program sees the new
+/// value of a replaced key, and ENOENT where there is none.
 fn gone() -> Error {
-    Error::new(Kind::NotFound, "no such key any more")
+    Error::new(Kind::Stale, "no such key any more")
 }
 
 impl Fs {
@@ -161,7 +163,7 @@ impl Fs {
         let answer = reply.as_ref().ok_or_else(gone)?;
         let backing = self.back(answer, staged.file());
         let attr = os::stat(&**staged.file())?;
-        let writing = Writing::new(staged, parent, name, who.tid);
+        let writing = Writing::new(staged, parent, name, who.tid, flags);
         let file = Arc::clone(&writing.file);
         let fresh = OpenNode::new(node, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
         let open = self.opens.enter(fresh);
@@ -185,10 +187,33 @@ impl Fs {
             Inode::Node(id) => id,
             Inode::Virtual(v) => return self.open_virtual(who, v, flags, reply),
         };
-        let mut reply = Some(OpenReply::Open(reply));
-        let done = self.open_node(who, id, flags, &mut reply);
-        if let (Err(e), Some(reply)) = (done, reply) {
-            reply.error(errno(&e));
+        let fs = Arc::clone(self);
+        self.once_settled(who, id, move || {
+            let mut reply = Some(OpenReply::Open(reply));
+            let done = fs.open_node(who, id, flags, &mut reply);
+            if let (Err(e), Some(reply)) = (done, reply) {
+                reply.error(errno(&e));
+            }
+        });
+    }
+
+    /// Runs something on a node at once, or, while the last close of a value that replaces it is on its way, when that
+    /// is settled.
+    pub(super) fn once_settled(
+        self: &Arc<Self>,
+        who: Caller,
+        id: NodeId,
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        let closing = |w: &Arc<Writing>| w.flushed_empty.load(Ordering::Acquire) && !w.opened_by(who.tid);
+        if self.opens.replacing(id).iter().any(closing) {
+            let fs = Arc::clone(self);
+            self.pool.run(move || {
+                fs.opens.wait_replaced(id, limits::SETTLE_WAIT);
+                then();
+            });
+        } else {
+            then();
         }
     }
 
@@ -320,7 +345,7 @@ impl Fs {
                 self.opens.enter(OpenNode::new(id, old_file, backing, None))
             }
         };
-        let writing = Writing::new(staged, parent, &name, who.tid);
+        let writing = Writing::new(staged, parent, &name, who.tid, flags);
         self.opens.add_replacing(id, &writing);
         let handle = Handle {
             open: Arc::clone(&open),
@@ -511,10 +536,9 @@ impl Fs {
 /// of his own, and the last close wins.
 fn joins(open: &OpenNode, tid: u32, flags: i32) -> bool {
     let Some(writing) = open.unsettled() else { return false };
-    let is_empty = || os::stat(&*open.file).is_ok_and(|a| a.size_bytes == 0);
     flags & libc::O_TRUNC == 0
         || writing.opened_by(tid)
-        || (flags & libc::O_ACCMODE == libc::O_RDWR && is_empty())
+        || (flags & libc::O_ACCMODE == libc::O_RDWR && writing.is_empty())
 }
 
 /// What a replacement keeps of the old record: the user's attributes and the ACL.

@@ -55,7 +55,8 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(store.path().to_string_lossy().into_owned()),
-        MountOption::Subtype("fencefs".into()),
+        // As a custom option: the crate leaves its own subtype option out when root mounts.
+        MountOption::CUSTOM("subtype=fencefs".into()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
     ];

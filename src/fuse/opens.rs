@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::os::process;
+use crate::os::{self, process};
 use crate::store::{NodeId, Staged};
 
 /// A value being written, shared by every handle that writes it.
@@ -33,10 +33,14 @@ pub(super) struct Writing {
     pub(super) unsettled: AtomicBool,
     /// An opener closed it while it was empty: the last close may be on its way.
     pub(super) flushed_empty: AtomicBool,
+    /// The program that did so: a shell that sets up a redirection, if another program runs there later.
+    redirected_by: Mutex<Option<String>>,
+    /// It was created for reading and writing, as lock files are.
+    read_write: bool,
 }
 
 impl Writing {
-    pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32) -> Arc<Self> {
+    pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32, flags: i32) -> Arc<Self> {
         Arc::new(Writing {
             file: Arc::clone(staged.file()),
             staged: Mutex::new(staged),
@@ -45,12 +49,40 @@ impl Writing {
             handles: AtomicU32::new(1),
             unsettled: AtomicBool::new(true),
             flushed_empty: AtomicBool::new(false),
+            redirected_by: Mutex::new(None),
+            read_write: flags & libc::O_ACCMODE == libc::O_RDWR,
         })
     }
 
     /// Whether a thread's process has opened this value.
     pub(super) fn opened_by(&self, tid: u32) -> bool {
         self.openers.lock().iter().any(|&opener| process::same_process(opener, tid))
+    }
+
+    /// Whether a thread sees this value before it is published: those of the processes that opened it, and, of a
+    /// lock file (read-write, still empty), those of their children.
+    pub(super) fn seen_by(&self, tid: u32) -> bool {
+        let is_lock_file = || self.read_write && self.is_empty();
+        let inherits = || self.openers.lock().iter().any(|&opener| process::descends_from(tid, opener));
+        self.opened_by(tid) || (is_lock_file() && inherits())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        os::stat(&*self.file).is_ok_and(|a| a.size_bytes == 0)
+    }
+
+    /// An opener closed the value while it was empty.
+    pub(super) fn note_empty_flush(&self, tid: u32) {
+        if !self.flushed_empty.swap(true, Ordering::AcqRel) {
+            *self.redirected_by.lock() = process::program(tid);
+        }
+    }
+
+    /// Whether an end by this signal ends the value as it was meant to: a command whose output a shell redirects here
+    /// and that is told to end (tail -f, a logger) has no other way. A program that opened the value by itself has.
+    pub(super) fn ends_well(&self, signal: i32, program: &str) -> bool {
+        let polite = matches!(signal, libc::SIGTERM | libc::SIGINT | libc::SIGHUP);
+        polite && self.redirected_by.lock().as_deref().is_some_and(|shell| shell != program)
     }
 
     pub(super) fn join(&self, tid: u32) {
@@ -251,6 +283,17 @@ impl Opens {
         let place = (parent, Box::from(name));
         let mut tables = self.tables.lock();
         while tables.creating.contains_key(&place) {
+            if self.settled.wait_until(&mut tables, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until nothing replaces a node any more, at most `wait`.
+    pub(super) fn wait_replaced(&self, id: NodeId, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        let mut tables = self.tables.lock();
+        while tables.replacing.contains_key(&id) {
             if self.settled.wait_until(&mut tables, deadline).timed_out() {
                 return;
             }

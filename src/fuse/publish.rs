@@ -5,7 +5,6 @@
 //! writer that is ended by a signal publishes nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Fs;
 use super::opens::Writing;
@@ -24,12 +23,14 @@ impl Fs {
         if !writing.is_unsettled() || !writing.opened_by(tid) {
             return Ok(None);
         }
-        if process::fate(tid) == process::Fate::Killed {
+        if let process::Fate::Killed { signal, program } = process::fate(tid)
+            && !writing.ends_well(signal, &program)
+        {
             self.give_up(writing);
             return Ok(None);
         }
-        if os::stat(&*writing.file)?.size_bytes == 0 {
-            writing.flushed_empty.store(true, Ordering::Release);
+        if writing.is_empty() {
+            writing.note_empty_flush(tid);
             return Ok(None);
         }
         self.publish(writing, true)

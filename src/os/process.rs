@@ -2,13 +2,18 @@
 
 use std::path::PathBuf;
 
-/// How far along its end a thread is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a thread that closes a descriptor is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// It runs, or it ends by exit(2) with whatever status.
     Ordinary,
     /// It is being ended by a signal.
-    Killed,
+    Killed {
+        /// The signal.
+        signal: i32,
+        /// The name of its program.
+        program: String,
+    },
 }
 
 const PF_EXITING: u64 = 0x4;
@@ -29,12 +34,37 @@ pub fn fate(tid: u32) -> Fate {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{tid}/stat")) else {
         return Fate::Ordinary;
     };
-    // The command name may hold anything; fields are counted from the last parenthesis. Field 3 is the first after it.
-    let Some((_, rest)) = stat.rsplit_once(')') else { return Fate::Ordinary };
+    // The program's name may hold anything; fields are counted from the last parenthesis. Field 3 is the first after it.
+    let Some((head, rest)) = stat.rsplit_once(')') else { return Fate::Ordinary };
     let field =
         |n: usize| rest.split_ascii_whitespace().nth(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-    let (flags, exit_code) = (field(9), field(52));
-    if flags & PF_EXITING != 0 && exit_code & 0x7f != 0 { Fate::Killed } else { Fate::Ordinary }
+    let (flags, signal) = (field(9), (field(52) & 0x7f) as i32);
+    if flags & PF_EXITING == 0 || signal == 0 {
+        return Fate::Ordinary;
+    }
+    Fate::Killed { signal, program: head.split_once('(').map_or("", |(_, name)| name).to_owned() }
+}
+
+/// The name of a thread's program, as far as /proc tells.
+pub fn program(tid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
+    Some(name.trim_end_matches('\n').to_owned())
+}
+
+/// Whether the process of thread `tid` was started by that of `ancestor`, over at most a few generations.
+pub fn descends_from(tid: u32, ancestor: u32) -> bool {
+    let mut at = tid;
+    for _ in 0..8 {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{at}/stat")) else { return false };
+        let parent =
+            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(1)?.parse().ok());
+        match parent {
+            None | Some(0) => return false,
+            Some(parent) if same_process(ancestor, parent) => return true,
+            Some(parent) => at = parent,
+        }
+    }
+    false
 }
 
 #[cfg(test)]
