@@ -198,6 +198,24 @@ impl Default for MountSettings {
     }
 }
 
+/// Bounds of every queue, list and wait.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Records kept in quarantine; the next one is removed instead.
+    pub const QUARANTINED_RECORDS: usize = 1000;
+    /// How often the bytes of values being written are looked at, while there are any.
+    pub const STAGED_POLL: Duration = Duration::from_millis(20);
+    /// How often free space is looked at otherwise.
+    pub const IDLE_POLL: Duration = Duration::from_secs(1);
+    /// Free space of the backing filesystem that eviction defends: this, or 2 % of it where that is less.
+    pub const FREE_FLOOR_BYTES: u64 = 1 << 30;
+    /// Victims in a row that could not be removed, after which one round of eviction gives up.
+    pub const STUCK_VICTIMS: usize = 64;
+    /// How long a look-up waits for a value whose last close is on its way.
+    pub const SETTLE_WAIT: Duration = Duration::from_millis(100);
+}
+
 fn invalid(sentence: impl Into<String>) -> Error {
     Error::new(Kind::Invalid, sentence.into())
 }

@@ -16,7 +16,7 @@ use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
 use super::{mountinfo, progress};
 use crate::error::{Error, Kind, Result};
-use crate::fuse::{self, Mount};
+use crate::fuse::{Mount, Stopper};
 use crate::store::Store;
 
 /// How long a store may stay locked that is mounted nowhere: its last daemon is closing it.
@@ -80,10 +80,11 @@ fn mount_and_run(
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
     let mount = Mount::new(Arc::clone(store), &place.mountpoint, &settings)?;
-    let mountpoint = place.mountpoint.clone();
+    let end = mount.stopper();
+    let ending = end.clone();
     let stopper = std::thread::Builder::new()
         .name("signals".into())
-        .spawn(move || stop_on_signal(signals, &mountpoint, in_background))
+        .spawn(move || stop_on_signal(signals, &ending, in_background))
         .map_err(|e| Error::os("cannot start the signal thread", e))
         .and_then(|thread| match ready {
             Some(ready) => ready.live(log_file).map(|()| thread),
@@ -92,7 +93,7 @@ fn mount_and_run(
     let stopper = match stopper {
         Ok(thread) => thread,
         Err(e) => {
-            fuse::detach(&place.mountpoint)?;
+            end.stop();
             mount.run()?;
             return Err(e);
         }
@@ -106,15 +107,13 @@ fn mount_and_run(
 }
 
 /// Detaches the mount at each request to stop. A hangup stops only what a terminal holds.
-fn stop_on_signal(mut signals: Signals, mountpoint: &Path, in_background: bool) {
+fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
     for signal in signals.forever() {
         if signal == SIGHUP && in_background {
             continue;
         }
-        log::info!("signal {signal}: unmounting {}", mountpoint.display());
-        if let Err(e) = fuse::detach(mountpoint) {
-            log::warn!("signal {signal}: cannot unmount {}: {e}", mountpoint.display());
-        }
+        log::info!("signal {signal}: unmounting");
+        mount.stop();
     }
 }
 

@@ -1,1 +1,7 @@
-//! The control file's language.
+//! The control file's language: lines in, JSON replies out. It knows the store, and nothing of FUSE.
+
+pub mod command;
+pub mod execute;
+pub mod reply;
+pub mod report;
+pub mod scope;

@@ -1,28 +1,128 @@
-//! The mount.
+//! The mount: close-to-open semantics over the store, and the virtual files.
+//!
+//! [`Fs`] is thin: each request goes to the file that holds its group of operations (`files`, `dirs`, `xattr`,
+//! `virt`); what is open lives in `opens`, threads beside the event loop in `work`.
 
-use std::path::Path;
+mod acl;
+mod attr;
+mod dirs;
+mod files;
+mod metrics;
+mod mount;
+mod opens;
+mod publish;
+mod requests;
+mod virt;
+mod work;
+mod xattr;
+
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use fuser::{INodeNo, Notifier};
+use parking_lot::Mutex;
 
 use crate::config::MountSettings;
-use crate::error::Result;
-use crate::store::Store;
+use crate::error::{Error, Kind, Result};
+use crate::store::{NodeId, ROOT, Store};
 
-/// A live mount.
-pub struct Mount {}
+pub use mount::{Mount, Stopper, detach};
 
-impl Mount {
-    /// Mounts `store` at `mountpoint`; live when this returns.
-    pub fn new(_store: Arc<Store>, _mountpoint: &Path, _settings: &MountSettings) -> Result<Mount> {
-        todo!()
-    }
+/// The one reserved name, at the root of the mount and of each tenant.
+const RESERVED: &[u8] = b".fencefs";
 
-    /// Serves until the mount is gone (unmounted by anyone, or aborted).
-    pub fn run(self) -> Result<()> {
-        todo!()
-    }
+/// How long the kernel may remember what it was told. Whatever changes is taken back explicitly.
+const REMEMBER: Duration = Duration::from_secs(24 * 3600);
+const FORGET: Duration = Duration::ZERO;
+
+/// Bit of the inode numbers of virtual files.
+const VIRTUAL_BIT: u64 = 1 << 63;
+
+/// What a number stands for.
+enum Inode {
+    Node(NodeId),
+    Virtual(virt::VirtualIno),
 }
 
-/// Detaches the mount at `mountpoint`, also with files open (umount2 MNT_DETACH); `run` then returns.
-pub fn detach(_mountpoint: &Path) -> Result<()> {
-    todo!()
+/// The filesystem, shared by the event loops and the threads beside them.
+struct Fs {
+    store: Arc<Store>,
+    settings: MountSettings,
+    /// The node at the root of the mount: the root of the store, or one tenant.
+    top: NodeId,
+    passthrough: AtomicBool,
+    opens: opens::Opens,
+    pool: work::Pool,
+    notices: Mutex<Option<mpsc::Sender<work::Notice>>>,
+    notifier: Mutex<Option<Notifier>>,
+    /// Directories that were listed since their listing last changed.
+    listed: Mutex<HashSet<NodeId>>,
+    virt: virt::Virtual,
+}
+
+impl Fs {
+    fn inode(&self, ino: INodeNo) -> Inode {
+        if ino.0 & VIRTUAL_BIT != 0 {
+            Inode::Virtual(virt::VirtualIno::from_number(ino.0))
+        } else if ino.0 == ROOT.0 {
+            Inode::Node(self.top)
+        } else {
+            Inode::Node(NodeId(ino.0))
+        }
+    }
+
+    /// The node of a number; a virtual file is EPERM.
+    fn node(&self, ino: INodeNo) -> Result<NodeId> {
+        match self.inode(ino) {
+            Inode::Node(id) => Ok(id),
+            Inode::Virtual(_) => Err(Error::new(Kind::NotPermitted, "not inside .fencefs")),
+        }
+    }
+
+    fn ino(&self, id: NodeId) -> INodeNo {
+        if id == self.top { INodeNo(ROOT.0) } else { INodeNo(id.0) }
+    }
+
+    fn is_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    /// Whether `.fencefs` is the reserved name in this directory.
+    fn reserves(&self, parent: NodeId, name: &[u8]) -> bool {
+        name == RESERVED && (parent == self.top || self.store.is_tenant_dir(parent))
+    }
+
+    /// Refuses changes of the reserved name.
+    fn unreserved(&self, parent: NodeId, name: &[u8]) -> Result<()> {
+        if self.reserves(parent, name) {
+            Err(Error::new(Kind::NotPermitted, "the name .fencefs is reserved here"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Has the notifying thread do something; after the mount is gone there is nothing to forget.
+    fn notice(&self, notice: work::Notice) {
+        let unsent = match &*self.notices.lock() {
+            Some(sender) => sender.send(notice).err().map(|e| e.0),
+            None => Some(notice),
+        };
+        if let Some(work::Notice::Entry { then: Some(then), .. }) = unsent {
+            then();
+        }
+    }
+
+    /// A directory's listing changed without a request on it: the kernel's copy is dropped. This notification takes
+    /// no lock in the kernel, so it may be sent from anywhere.
+    fn listing_changed(&self, dir: NodeId) {
+        if self.listed.lock().remove(&dir)
+            && let Some(notifier) = &*self.notifier.lock()
+            && let Err(e) = notifier.inval_inode(self.ino(dir), -1, 0)
+        {
+            log::debug!("the kernel did not forget a listing: {e}");
+        }
+    }
 }

@@ -1,28 +1,307 @@
-//! The store engine.
+//! The store engine: records, index, quota, eviction, fence and recovery. It knows nothing of FUSE.
+//!
+//! Lock order: a tenant's fence (lease), then the key locks (two in ascending order), then the index, then the
+//! keeper's. The index lock is never held over I/O.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 
-use crate::config::StoreSettings;
-use crate::error::Result;
+use parking_lot::{Mutex, MutexGuard};
+use uuid::Uuid;
 
+use crate::config::{Durability, StoreSettings};
+use crate::error::{Error, Kind, Result};
+use crate::format::layout;
+use crate::format::superblock::Superblock;
+use crate::key::Digest;
+use crate::os::{self, Dir, RenameHow, XattrMode};
+
+/// A named step: where tests with the feature `failpoints` inject an error, stop or stall.
+macro_rules! step {
+    ($name:literal) => {
+        fail::fail_point!($name, |_| Err($crate::store::injected($name)))
+    };
+}
+
+pub mod edit;
 pub mod evict;
+pub mod fence;
+pub mod index;
+pub mod names;
+pub mod object;
+pub mod room;
+mod scan;
+pub mod status;
+pub mod tenants;
+#[cfg(test)]
+mod tests;
+pub mod writer;
+
+pub use edit::SetAttr;
+pub use index::{NodeId, ROOT};
+pub use names::{ListEntry, NodeAttr};
+pub use writer::{Owner, Staged};
+
+/// On the data directory, once any record has an ACL.
+const ACLS_XATTR: &str = "user.fencefs.acls";
+
+/// Something that happened below whoever caches the namespace, and that it did not ask for.
+#[derive(Debug)]
+pub enum Event {
+    /// The entry `name` of `parent` is gone (evicted, or its record vanished).
+    Gone {
+        /// The directory.
+        parent: NodeId,
+        /// The entry.
+        name: Box<[u8]>,
+        /// The node that it was.
+        node: NodeId,
+    },
+}
+
+/// Locks by digest: whoever moves, opens or removes a record holds its lock, so that a name and a file agree.
+struct KeyLocks([Mutex<()>; 256]);
+
+impl KeyLocks {
+    fn stripe(digest: Digest) -> usize {
+        digest.low() as usize % 256
+    }
+
+    fn lock(&self, digest: Digest) -> MutexGuard<'_, ()> {
+        self.0[Self::stripe(digest)].lock()
+    }
+
+    fn lock_two(&self, a: Digest, b: Digest) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        let (low, high) = (Self::stripe(a).min(Self::stripe(b)), Self::stripe(a).max(Self::stripe(b)));
+        let first = self.0[low].lock();
+        (first, (high != low).then(|| self.0[high].lock()))
+    }
+}
 
 /// An open store.
-pub struct Store {}
+pub struct Store {
+    root: Dir,
+    root_path: PathBuf,
+    data: Dir,
+    staging: Dir,
+    quarantine_dir: Dir,
+    tenants_dir: Dir,
+    /// Holds the flock for as long as the store is open.
+    _lock: std::fs::File,
+    storage_id: Uuid,
+    settings: StoreSettings,
+    daemon_uid: u32,
+    daemon_gid: u32,
+    quota: AtomicU64,
+    staged_bytes: AtomicU64,
+    serial: AtomicU64,
+    /// Some record has an ACL.
+    acls: AtomicBool,
+    index: Mutex<index::Index>,
+    keys: KeyLocks,
+    tenant_changes: Mutex<()>,
+    keeper: Arc<room::Keeper>,
+    events: Mutex<Option<mpsc::Sender<Event>>>,
+    /// Counters since the store was opened.
+    pub counters: status::Counters,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Store({})", self.root_path.display())
+    }
+}
 
 impl Store {
     /// Opens (creates, locks, recovers) the store at `root`. `progress` is called with a phase and a count.
     pub fn open(
-        _root: &Path,
-        _settings: &StoreSettings,
-        _progress: &mut dyn FnMut(&str, u64),
+        root: &Path,
+        settings: &StoreSettings,
+        progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Store>> {
-        todo!()
+        std::fs::create_dir_all(root)
+            .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
+        let root_path = root
+            .canonicalize()
+            .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
+        let dir = Dir::open_root(&root_path)?;
+        let lock = take_lock(&dir, &root_path)?;
+        let superblock = open_superblock(&dir, &root_path)?;
+        let data = dir.ensure_dir(layout::DATA, 0o700)?;
+        require_xattrs(&data, &root_path)?;
+        let tenants_dir = data.ensure_dir(layout::TENANTS, 0o755)?;
+        let space = data.space()?;
+        let quota = settings.quota.size_bytes.unwrap_or(space.total_bytes / 10 * 9);
+        let root_attr = tenants::dir_attr(&tenants_dir.attr()?);
+        let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
+        let store = Arc::new(Store {
+            staging: data.ensure_dir(layout::STAGING, 0o700)?,
+            quarantine_dir: data.ensure_dir(layout::QUARANTINE, 0o700)?,
+            tenants_dir,
+            data,
+            root: dir,
+            root_path,
+            _lock: lock,
+            storage_id: superblock.storage_id,
+            settings: settings.clone(),
+            daemon_uid: rustix::process::geteuid().as_raw(),
+            daemon_gid: rustix::process::getegid().as_raw(),
+            quota: AtomicU64::new(quota),
+            staged_bytes: AtomicU64::new(0),
+            serial: AtomicU64::new(1),
+            acls: AtomicBool::new(acls),
+            index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
+            keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
+            tenant_changes: Mutex::new(()),
+            keeper: Arc::default(),
+            events: Mutex::new(None),
+            counters: status::Counters::default(),
+        });
+        store.load_tenants()?;
+        store.recover(progress)?;
+        store.start_keeper()?;
+        store.wake_keeper();
+        Ok(store)
     }
 
     /// Writes the checkpoint that a clean stop leaves. Called once, after the last mount is gone.
     pub fn close(&self) -> Result<()> {
-        todo!()
+        self.stop_keeper();
+        self.write_checkpoint()
     }
+
+    /// Where the store is.
+    pub fn path(&self) -> &Path {
+        &self.root_path
+    }
+
+    /// How it was opened.
+    pub fn settings(&self) -> &StoreSettings {
+        &self.settings
+    }
+
+    /// The events from now on, for the one that caches the namespace.
+    pub fn subscribe(&self) -> mpsc::Receiver<Event> {
+        let (sender, receiver) = mpsc::channel();
+        *self.events.lock() = Some(sender);
+        receiver
+    }
+
+    /// A file of the store's filesystem without a name, to try things with.
+    pub fn probe_file(&self) -> Result<std::fs::File> {
+        let name = format!("probe.{}", self.next_serial());
+        let file = self.staging.create_file(&name, 0o600)?;
+        self.staging.unlink(&name)?;
+        Ok(file)
+    }
+
+    /// Makes every name durable: fsync of a directory.
+    pub fn sync_names(&self) -> Result<()> {
+        rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store", e))
+    }
+
+    fn tell_gone(&self, parent: NodeId, name: &[u8], node: NodeId) {
+        if let Some(sender) = &*self.events.lock()
+            && sender.send(Event::Gone { parent, name: name.into(), node }).is_err()
+        {
+            log::debug!("nobody listens for evictions any more");
+        }
+    }
+
+    fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn durable(&self) -> bool {
+        self.settings.durability == Durability::Fsync
+    }
+
+    /// Replaces a small file at the root of the store, durably.
+    fn replace_root_file(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        write_root_file(&self.root, name, bytes)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.stop_keeper();
+    }
+}
+
+fn write_root_file(root: &Dir, name: &str, bytes: &[u8]) -> Result<()> {
+    let temporary = format!("{name}.new");
+    root.unlink(&temporary)?;
+    let file = root.create_file(&temporary, 0o600)?;
+    std::io::Write::write_all(&mut &file, bytes).map_err(|e| Error::os(format!("cannot write {name}"), e))?;
+    os::sync_file(&file)?;
+    root.rename(&temporary, root, name, RenameHow::Replace)?;
+    root.sync()
+}
+
+fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
+    let file = match root.open_file(layout::LOCK, true)? {
+        Some(file) => file,
+        None => match root.create_file(layout::LOCK, 0o600) {
+            Ok(file) => file,
+            Err(e) if e.kind() == Kind::Exists => root.open_file(layout::LOCK, true)?.ok_or(e)?,
+            Err(e) => return Err(e),
+        },
+    };
+    if !os::lock_exclusive(&file)? {
+        let mut holder = String::new();
+        std::io::Read::read_to_string(&mut &file, &mut holder)
+            .map_err(|e| Error::os("cannot read the lock file", e))?;
+        return Err(Error::new(
+            Kind::Locked,
+            format!("cannot open store {}: held by pid {} (unmount it first)", path.display(), holder.trim()),
+        ));
+    }
+    os::truncate(&file, 0)?;
+    std::io::Write::write_all(&mut &file, format!("{}\n", std::process::id()).as_bytes())
+        .map_err(|e| Error::os("cannot write the lock file", e))?;
+    Ok(file)
+}
+
+fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
+    if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut &file, &mut text)
+            .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
+        return Superblock::decode(&text);
+    }
+    if root.stat(layout::DATA)?.is_some() {
+        return Err(Error::new(
+            Kind::Corrupt,
+            format!(
+                "{} has a data directory but no {} file: it is not a store, or its format file was lost",
+                path.display(),
+                layout::SUPERBLOCK
+            ),
+        ));
+    }
+    let superblock = Superblock::new();
+    write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
+    Ok(superblock)
+}
+
+fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {
+    os::xattr_set(data, "user.fencefs.probe", b"1", XattrMode::Set).map_err(|e| match e.kind() {
+        Kind::Unsupported | Kind::Io(libc::EPERM) => Error::new(
+            Kind::Unsupported,
+            format!(
+                "the filesystem of {} has no user extended attributes; put the store on ext4, XFS, btrfs or tmpfs (Linux 6.6)",
+                path.display()
+            ),
+        ),
+        _ => e,
+    })?;
+    os::xattr_remove(data, "user.fencefs.probe").map(drop)
+}
+
+/// The error that a fail point stands for.
+#[cfg(feature = "failpoints")]
+fn injected(step: &'static str) -> Error {
+    Error::os(format!("injected at {step}"), std::io::Error::from_raw_os_error(libc::EIO))
 }

@@ -1,0 +1,34 @@
+//! The status object, as the status file, the control file and the command line show it.
+
+use serde_json::{Map, Value, json};
+
+use crate::key::Tenant;
+use crate::store::Store;
+
+/// What only the mount knows.
+#[derive(Debug, Clone, Copy)]
+pub struct MountFacts {
+    /// Whether the kernel moves the bytes.
+    pub passthrough: bool,
+}
+
+/// The status object; for a tenant's own control directory, of that tenant alone.
+pub fn status(store: &Store, facts: MountFacts, tenant: Option<&Tenant>) -> Map<String, Value> {
+    let mut of_store = store.status();
+    let mut object = Map::new();
+    object.insert("name".into(), json!("fencefs"));
+    object.insert("version".into(), json!(env!("CARGO_PKG_VERSION")));
+    if let Some(tenant) = tenant {
+        of_store.tenants.retain(|t| t.name == tenant.as_str());
+        let (bytes, keys, quota) = store.usage(Some(tenant));
+        (of_store.used_bytes, of_store.keys, of_store.quota_bytes) = (bytes, keys, quota);
+    }
+    if let Ok(Value::Object(fields)) = serde_json::to_value(&of_store) {
+        object.extend(fields);
+    }
+    object.insert("coordinator".into(), json!("local"));
+    object.insert("passthrough".into(), json!(facts.passthrough));
+    object.insert("pending_requests".into(), json!(0));
+    object.insert("last_error".into(), Value::Null);
+    object
+}

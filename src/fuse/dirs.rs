@@ -1,0 +1,494 @@
+//! Names and attributes: look-up, listing, making and removing, rename, stat and its setters.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEntry, ReplyStatfs, TimeOrNow,
+};
+
+use super::attr::kind_of;
+use super::files::Caller;
+use super::opens::{OpenNode, Writing};
+use super::requests::errno;
+use super::{FORGET, Fs, Inode, REMEMBER, virt};
+use crate::config::limits;
+use crate::error::{Error, Kind, Result};
+use crate::key::RecordKind;
+use crate::os::{RenameHow, SetTime, Timespec};
+use crate::store::index::FIRST_COOKIE;
+use crate::store::{ListEntry, NodeId, SetAttr, edit};
+
+/// A name that was looked up.
+pub(super) enum Seen {
+    /// The node, its attributes, and how long the kernel may remember them.
+    Node(FileAttr, Duration),
+    /// Nothing, and how long that may be remembered.
+    Absent(Duration),
+    /// Nothing yet: somebody's last close of it may be on its way.
+    Unsettled,
+}
+
+/// Most entries that one listing request gathers.
+const LIST_BATCH: usize = 512;
+
+fn absent() -> Error {
+    Error::new(Kind::NotFound, "no such key")
+}
+
+fn answer_entry(reply: ReplyEntry, made: Result<(FileAttr, Duration)>) {
+    match made {
+        Ok((attr, ttl)) => reply.entry(&ttl, &attr, Generation(0)),
+        Err(e) => reply.error(errno(&e)),
+    }
+}
+
+impl Fs {
+    /// LOOKUP.
+    pub(super) fn lookup(self: &Arc<Self>, who: Caller, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
+        let dir = match self.inode(parent) {
+            Inode::Node(id) => id,
+            Inode::Virtual(v) => return self.lookup_virtual(v, name, reply),
+        };
+        if self.reserves(dir, name) {
+            let attr = self.virtual_attr(virt::VirtualIno::directory(self.scope_of(dir)));
+            return reply.entry(&FORGET, &attr, Generation(0));
+        }
+        match self.see(who, dir, name) {
+            Ok(Seen::Unsettled) => {
+                let (fs, name) = (Arc::clone(self), Box::<[u8]>::from(name));
+                self.pool.run(move || {
+                    fs.opens.wait_settled(dir, &name, limits::SETTLE_WAIT);
+                    fs.answer_lookup(fs.see(who, dir, &name), reply);
+                });
+            }
+            seen => self.answer_lookup(seen, reply),
+        }
+    }
+
+    fn answer_lookup(&self, seen: Result<Seen>, reply: ReplyEntry) {
+        match seen {
+            Ok(Seen::Node(attr, ttl)) => reply.entry(&ttl, &attr, Generation(0)),
+            // A negative entry: number 0.
+            Ok(Seen::Absent(ttl)) => reply.entry(&ttl, &negative(), Generation(0)),
+            Ok(Seen::Unsettled) => reply.entry(&FORGET, &negative(), Generation(0)),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// What a thread sees under a name. A node is counted as referred to.
+    fn see(&self, who: Caller, dir: NodeId, name: &[u8]) -> Result<Seen> {
+        let creating = self.opens.creating(dir, name);
+        if let Some(open) =
+            creating.iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)))
+        {
+            self.store.retain(open.node)?;
+            let (attr, _) = self.open_attr(open)?;
+            return Ok(Seen::Node(attr, FORGET));
+        }
+        // While somebody creates the name, what others see of it may change with the next close.
+        let ttl = if creating.is_empty() { REMEMBER } else { FORGET };
+        if let Some(id) = self.store.child(dir, name) {
+            self.store.retain(id)?;
+            match self.attr_of(id, who.tid) {
+                Ok((attr, attr_ttl)) => return Ok(Seen::Node(attr, ttl.min(attr_ttl))),
+                Err(e) => {
+                    self.store.release(id, 1);
+                    if e.kind() != Kind::NotFound {
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        let settling = |o: &Arc<OpenNode>| {
+            o.unsettled().is_some_and(|w| w.flushed_empty.load(std::sync::atomic::Ordering::Acquire))
+        };
+        if creating.iter().any(settling) {
+            return Ok(Seen::Unsettled);
+        }
+        self.store.count_miss();
+        Ok(Seen::Absent(ttl))
+    }
+
+    /// GETATTR.
+    pub(super) fn getattr(&self, who: Caller, ino: INodeNo, reply: ReplyAttr) {
+        let got = match self.inode(ino) {
+            Inode::Node(id) => self.attr_of(id, who.tid),
+            Inode::Virtual(v) => Ok((self.virtual_attr(v), FORGET)),
+        };
+        match got {
+            Ok((attr, ttl)) => reply.attr(&ttl, &attr),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// SETATTR: length first, then owner, mode and times.
+    pub(super) fn setattr(
+        &self,
+        who: Caller,
+        ino: INodeNo,
+        fh: Option<FileHandle>,
+        size: Option<u64>,
+        set: SetAttr,
+        reply: ReplyAttr,
+    ) {
+        let id = match self.inode(ino) {
+            Inode::Node(id) => id,
+            Inode::Virtual(v) if size.is_some() && v.is_control() => {
+                // `> control` truncates first; that means nothing to a stream.
+                return reply.attr(&FORGET, &self.virtual_attr(v));
+            }
+            Inode::Virtual(_) => return reply.error(Errno::EPERM),
+        };
+        let done = size
+            .map_or(Ok(()), |size| self.set_size(who, id, fh, size))
+            .and_then(|()| self.set_attributes(who, id, &set))
+            .and_then(|()| self.attr_of(id, who.tid));
+        match done {
+            Ok((attr, ttl)) => reply.attr(&ttl, &attr),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    fn set_size(&self, who: Caller, id: NodeId, fh: Option<FileHandle>, size: u64) -> Result<()> {
+        if let Some(handle) = fh.and_then(|fh| self.opens.handle(fh.0)) {
+            return crate::os::truncate(&*handle.file, size);
+        }
+        match self.own_file(who, id) {
+            Some(file) => crate::os::truncate(&*file, size),
+            None => self.store.truncate(id, size),
+        }
+    }
+
+    /// The unpublished file that a thread's process writes through this inode, or an open inode without a name.
+    pub(super) fn own_file(&self, who: Caller, id: NodeId) -> Option<Arc<std::fs::File>> {
+        if let Some(w) = self.opens.replacing(id).into_iter().find(|w| w.opened_by(who.tid)) {
+            return Some(Arc::clone(&w.file));
+        }
+        let open = self.opens.node(id)?;
+        (open.unsettled().is_some() || !self.store.is_named(id)).then(|| Arc::clone(&open.file))
+    }
+
+    fn set_attributes(&self, who: Caller, id: NodeId, set: &SetAttr) -> Result<()> {
+        let only_times = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
+        if only_times && (set.atime, set.mtime) == (SetTime::Keep, SetTime::Keep) {
+            return Ok(());
+        }
+        match self.own_file(who, id) {
+            Some(file) => edit::apply(&*file, set)?,
+            None => self.store.set_attr(id, set)?,
+        }
+        if only_times && set.mtime == SetTime::Keep {
+            // Some clients mark a key as used by its access time alone.
+            self.store.touch(id);
+        }
+        if let Some(mode) = set.mode {
+            self.acl_follows_mode(who, id, mode)?;
+        }
+        Ok(())
+    }
+
+    /// READDIR. The kernel keeps the listing, so it is asked for again only when it changed.
+    pub(super) fn readdir(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectory) {
+        let id = match self.inode(ino) {
+            Inode::Node(id) => id,
+            Inode::Virtual(v) => return self.readdir_virtual(v, offset, reply),
+        };
+        self.listed.lock().insert(id);
+        let done = self
+            .each_entry(id, offset, |at, ino, kind, name| reply.add(ino, at, kind, OsStr::from_bytes(name)));
+        match done {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    fn each_entry(
+        &self,
+        id: NodeId,
+        offset: u64,
+        mut add: impl FnMut(u64, INodeNo, FileType, &[u8]) -> bool,
+    ) -> Result<()> {
+        let mut at = offset;
+        for (cookie, name) in [(1, b".".as_slice()), (2, b"..")] {
+            if at < cookie {
+                let dot = if cookie == 1 { id } else { self.above(id) };
+                if add(cookie, self.ino(dot), FileType::Directory, name) {
+                    return Ok(());
+                }
+                at = cookie;
+            }
+        }
+        loop {
+            let batch = self.store.list(id, at.max(FIRST_COOKIE - 1), LIST_BATCH)?;
+            for ListEntry { cookie, node, kind, name } in &batch {
+                if add(*cookie, self.ino(*node), kind_of(*kind), name) {
+                    return Ok(());
+                }
+                at = *cookie;
+            }
+            if batch.len() < LIST_BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    fn above(&self, id: NodeId) -> NodeId {
+        if id == self.top { id } else { self.store.parent(id).unwrap_or(self.top) }
+    }
+
+    /// READDIRPLUS: each entry is looked up as it is listed.
+    pub(super) fn readdirplus(&self, who: Caller, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let id = match self.inode(ino) {
+            Inode::Node(id) => id,
+            Inode::Virtual(_) => return reply.error(Errno::ENOSYS),
+        };
+        self.listed.lock().insert(id);
+        let done = self.each_entry(id, offset, |at, ino, kind, name| {
+            let bare = at < FIRST_COOKIE;
+            let seen = if bare { None } else { self.see(who, id, name).ok() };
+            let (attr, ttl) = match seen {
+                Some(Seen::Node(attr, ttl)) => (attr, ttl),
+                _ => (FileAttr { ino, kind, ..negative() }, FORGET),
+            };
+            let full = reply.add(ino, at, OsStr::from_bytes(name), &ttl, &attr, Generation(0));
+            if full && !bare && attr.nlink > 0 {
+                // The kernel did not get it: it has no reference to give back.
+                self.store.release(NodeId(attr.ino.0), 1);
+            }
+            full
+        });
+        match done {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// MKDIR.
+    pub(super) fn mkdir(
+        &self,
+        who: Caller,
+        parent: INodeNo,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self.node(parent).and_then(|dir| {
+            self.unreserved(dir, name)?;
+            let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
+            let owner = owner.for_directory();
+            let id = self.store.make_dir(dir, name, owner.owner)?;
+            owner.store_dir_acl(&self.store, id)?;
+            self.listing_changed(dir);
+            self.store.retain(id)?;
+            self.attr_of(id, who.tid)
+        });
+        answer_entry(reply, made);
+    }
+
+    /// MKNOD: an empty value; devices, FIFOs and sockets are no values.
+    pub(super) fn mknod(
+        &self,
+        who: Caller,
+        parent: INodeNo,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self.node(parent).and_then(|dir| {
+            self.unreserved(dir, name)?;
+            if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
+                return Err(Error::new(
+                    Kind::NotPermitted,
+                    "only values, symbolic links and directories are kept",
+                ));
+            }
+            if self.store.child(dir, name).is_some() || !self.opens.creating(dir, name).is_empty() {
+                return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
+            }
+            let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
+            let mut staged = self.store.stage(dir, name, RecordKind::File, owner.owner)?;
+            owner.store_acl(staged.file())?;
+            self.store.publish(&mut staged, false)?;
+            self.listing_changed(dir);
+            self.attr_of(staged.node(), who.tid)
+        });
+        answer_entry(reply, made);
+    }
+
+    /// SYMLINK.
+    pub(super) fn symlink(
+        &self,
+        who: Caller,
+        parent: INodeNo,
+        name: &[u8],
+        target: &[u8],
+        reply: ReplyEntry,
+    ) {
+        let made = self.node(parent).and_then(|dir| {
+            self.unreserved(dir, name)?;
+            let owner = self.new_owner(who, dir, 0o777, 0)?;
+            let id = self.store.make_symlink(dir, name, target, owner.owner)?;
+            self.listing_changed(dir);
+            self.store.retain(id)?;
+            self.attr_of(id, who.tid)
+        });
+        answer_entry(reply, made);
+    }
+
+    /// UNLINK. A value that the caller's process is still writing is given up with its name.
+    pub(super) fn unlink(&self, who: Caller, parent: INodeNo, name: &[u8]) -> Result<()> {
+        let dir = self.node(parent)?;
+        self.unreserved(dir, name)?;
+        let mut own = 0;
+        for open in self.opens.creating(dir, name) {
+            if let Some(writing) = open.unsettled().filter(|w| w.opened_by(who.tid)) {
+                self.give_up(writing);
+                own += 1;
+            }
+        }
+        match self.store.child(dir, name) {
+            Some(id) => {
+                self.store.unlink(dir, name)?;
+                for writing in self.opens.replacing(id) {
+                    self.give_up(&writing);
+                }
+            }
+            None if own > 0 => {}
+            None => return Err(absent()),
+        }
+        self.listing_changed(dir);
+        Ok(())
+    }
+
+    /// RMDIR.
+    pub(super) fn rmdir(&self, parent: INodeNo, name: &[u8]) -> Result<()> {
+        let dir = self.node(parent)?;
+        self.unreserved(dir, name)?;
+        self.store.remove_dir(dir, name)?;
+        self.listing_changed(dir);
+        Ok(())
+    }
+
+    /// RENAME. A value that the caller's process is still writing is published under its new name.
+    pub(super) fn rename(
+        &self,
+        who: Caller,
+        from: (INodeNo, &[u8]),
+        to: (INodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (from, to) = ((self.node(from.0)?, from.1), (self.node(to.0)?, to.1));
+        self.unreserved(from.0, from.1)?;
+        self.unreserved(to.0, to.1)?;
+        let how = rename_how(flags)?;
+        let creating = self.opens.creating(from.0, from.1);
+        let own = creating.into_iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)));
+        if let Some((open, writing)) = own.and_then(|o| o.unsettled().cloned().map(|w| (o, w))) {
+            return self.rename_unpublished(&open, &writing, from, to, how);
+        }
+        let id = self.store.child(from.0, from.1).ok_or_else(absent)?;
+        self.store.rename(from, to, how)?;
+        for writing in self.opens.replacing(id) {
+            // What replaces this value follows its name.
+            self.store.retarget(&*writing.staged.lock(), to.0, to.1)?;
+            *writing.place.lock() = (to.0, to.1.into());
+        }
+        self.listing_changed(from.0);
+        self.listing_changed(to.0);
+        Ok(())
+    }
+
+    fn rename_unpublished(
+        &self,
+        open: &Arc<OpenNode>,
+        writing: &Arc<Writing>,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        how: RenameHow,
+    ) -> Result<()> {
+        let taken = self.store.child(to.0, to.1).is_some();
+        match how {
+            RenameHow::NoReplace if taken => return Err(Error::new(Kind::Exists, "the target exists")),
+            RenameHow::Exchange => {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "a value that is still being written cannot be exchanged",
+                ));
+            }
+            _ => {}
+        }
+        self.store.retarget(&*writing.staged.lock(), to.0, to.1)?;
+        *writing.place.lock() = (to.0, to.1.into());
+        self.opens.move_creating(open, &(from.0, from.1.into()), (to.0, to.1.into()));
+        // The kernel moves its entry by itself: nothing is stale.
+        self.publish(writing, true).map(drop)
+    }
+
+    /// STATFS, from memory.
+    pub(super) fn statfs(&self, reply: ReplyStatfs) {
+        const BLOCK: u64 = 4096;
+        let (used, keys, quota) = self.store.usage(self.settings.tenant.as_ref());
+        let blocks = quota / BLOCK;
+        let free = blocks.saturating_sub(used.div_ceil(BLOCK));
+        let most_keys = self.store.settings().quota.max_keys.unwrap_or_else(|| (keys + free).max(1));
+        reply.statfs(
+            blocks,
+            free,
+            free,
+            most_keys,
+            most_keys.saturating_sub(keys),
+            BLOCK as u32,
+            crate::key::MAX_KEY_BYTES as u32,
+            BLOCK as u32,
+        );
+    }
+}
+
+fn rename_how(flags: RenameFlags) -> Result<RenameHow> {
+    if flags.is_empty() {
+        Ok(RenameHow::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameHow::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Ok(RenameHow::Exchange)
+    } else {
+        Err(Error::new(Kind::Invalid, "no such way of renaming"))
+    }
+}
+
+/// The attributes of nothing.
+fn negative() -> FileAttr {
+    let never = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        crtime: never,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// A time of SETATTR.
+pub(super) fn set_time(t: Option<TimeOrNow>) -> SetTime {
+    match t {
+        None => SetTime::Keep,
+        Some(TimeOrNow::Now) => SetTime::Now,
+        Some(TimeOrNow::SpecificTime(t)) => SetTime::At(Timespec::from_system_time(t)),
+    }
+}

@@ -1,0 +1,536 @@
+//! Open files: create, open, read, write, flush, release, and what works on a descriptor.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{
+    BackingId, Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyData,
+    ReplyEmpty, ReplyLseek, ReplyOpen, ReplyWrite, Request,
+};
+
+use super::Fs;
+use super::opens::{Handle, OpenNode, Writing};
+use super::publish::Stale;
+use super::requests::errno;
+use super::{FORGET, Inode};
+use crate::config::Durability;
+use crate::error::{Error, Kind, Result};
+use crate::key::RecordKind;
+use crate::os;
+use crate::store::{NodeId, Owner};
+
+/// Who asks: credentials and thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) tid: u32,
+}
+
+impl From<&Request> for Caller {
+    fn from(req: &Request) -> Self {
+        Caller { uid: req.uid(), gid: req.gid(), tid: req.pid() }
+    }
+}
+
+/// The reply to an open or a create: the two differ in the attributes that a create carries.
+pub(super) enum OpenReply {
+    Open(ReplyOpen),
+    Create(ReplyCreate),
+}
+
+impl OpenReply {
+    fn back(&self, file: &File) -> std::io::Result<BackingId> {
+        match self {
+            OpenReply::Open(r) => r.open_backing(file),
+            OpenReply::Create(r) => r.open_backing(file),
+        }
+    }
+
+    fn send(self, attr: &FileAttr, handle: u64, flags: FopenFlags, backing: Option<&BackingId>) {
+        let fh = FileHandle(handle);
+        // The entry holds for one look-up only: whether the value is published decides who may see it.
+        match (self, backing) {
+            (OpenReply::Open(r), None) => r.opened(fh, flags),
+            (OpenReply::Open(r), Some(id)) => r.opened_passthrough(fh, flags, id),
+            (OpenReply::Create(r), None) => r.created(&FORGET, attr, Generation(0), fh, flags),
+            (OpenReply::Create(r), Some(id)) => {
+                r.created_passthrough(&FORGET, attr, Generation(0), fh, flags, id)
+            }
+        }
+    }
+
+    pub(super) fn error(self, e: Errno) {
+        match self {
+            OpenReply::Open(r) => r.error(e),
+            OpenReply::Create(r) => r.error(e),
+        }
+    }
+}
+
+fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+fn gone() -> Error {
+    Error::new(Kind::NotFound, "no such key any more")
+}
+
+impl Fs {
+    /// Registers a file with the kernel for passthrough. Where that fails, the daemon copies from then on.
+    fn back(&self, reply: &OpenReply, file: &File) -> Option<BackingId> {
+        if !self.is_passthrough() {
+            return None;
+        }
+        match reply.back(file) {
+            Ok(id) => Some(id),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => None,
+            Err(e) => {
+                log::warn!("kernel passthrough does not work here ({e}); the daemon copies from now on");
+                self.passthrough.store(false, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Flags of an ordinary open.
+    fn open_flags(open: &OpenNode, reads_only: bool) -> FopenFlags {
+        let mut flags =
+            if open.backing.is_some() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+        if reads_only {
+            flags |= FopenFlags::FOPEN_NOFLUSH;
+        }
+        flags
+    }
+
+    /// CREATE: a name that the kernel believes to be free.
+    pub(super) fn create(
+        self: &Arc<Self>,
+        who: Caller,
+        parent: INodeNo,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let mut reply = Some(OpenReply::Create(reply));
+        let done = self.node(parent).and_then(|parent| {
+            self.unreserved(parent, name)?;
+            self.create_in(who, parent, name, (mode, umask), flags, &mut reply)
+        });
+        if let (Err(e), Some(reply)) = (done, reply) {
+            reply.error(errno(&e));
+        }
+    }
+
+    fn create_in(
+        self: &Arc<Self>,
+        who: Caller,
+        parent: NodeId,
+        name: &[u8],
+        (mode, umask): (u32, u32),
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+    ) -> Result<()> {
+        let creating = self.opens.creating(parent, name);
+        let existing = self.store.child(parent, name);
+        if flags & libc::O_EXCL != 0 && (existing.is_some() || !creating.is_empty()) {
+            return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
+        }
+        if let Some(open) = creating.into_iter().find(|o| joins(o, who.tid, flags)) {
+            self.store.retain(open.node)?;
+            return self.open_pending(who, open, flags, reply);
+        }
+        if let Some(id) = existing {
+            self.store.retain(id)?;
+            return self.open_node(who, id, flags, reply).inspect_err(|_| self.store.release(id, 1));
+        }
+        let owner = self.new_owner(who, parent, mode, umask)?;
+        let mut staged = self.store.stage(parent, name, RecordKind::File, owner.owner)?;
+        owner.store_acl(staged.file())?;
+        let node = staged.node();
+        if !writes(flags) {
+            // Nothing can be written through it: the value is empty, and whole.
+            self.store.publish(&mut staged, false)?;
+            self.listing_changed(parent);
+            return self.open_node(who, node, flags & !libc::O_TRUNC, reply);
+        }
+        let answer = reply.as_ref().ok_or_else(gone)?;
+        let backing = self.back(answer, staged.file());
+        let attr = os::stat(&**staged.file())?;
+        let writing = Writing::new(staged, parent, name, who.tid);
+        let file = Arc::clone(&writing.file);
+        let fresh = OpenNode::new(node, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
+        let open = self.opens.enter(fresh);
+        self.opens.add_creating((parent, name.into()), &open);
+        let appends = flags & libc::O_APPEND != 0;
+        let writing = Some(writing);
+        let handle =
+            Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: false, appends };
+        let handle = self.opens.add_handle(handle);
+        let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
+        if let Some(reply) = reply.take() {
+            let flags = Self::open_flags(&open, false);
+            reply.send(&self.file_attr(node, &node_attr), handle, flags, open.backing.as_ref());
+        }
+        Ok(())
+    }
+
+    /// OPEN.
+    pub(super) fn open(self: &Arc<Self>, who: Caller, ino: INodeNo, flags: i32, reply: ReplyOpen) {
+        let id = match self.inode(ino) {
+            Inode::Node(id) => id,
+            Inode::Virtual(v) => return self.open_virtual(who, v, flags, reply),
+        };
+        let mut reply = Some(OpenReply::Open(reply));
+        let done = self.open_node(who, id, flags, &mut reply);
+        if let (Err(e), Some(reply)) = (done, reply) {
+            reply.error(errno(&e));
+        }
+    }
+
+    fn open_node(
+        self: &Arc<Self>,
+        who: Caller,
+        id: NodeId,
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+    ) -> Result<()> {
+        if let Some(open) = self.opens.node(id)
+            && open.unsettled().is_some()
+        {
+            return self.open_pending(who, open, flags, reply);
+        }
+        if writes(flags) && flags & libc::O_TRUNC != 0 {
+            return self.open_replacing(who, id, flags, reply);
+        }
+        if writes(flags) {
+            let (file, _) = self.store.begin_edit(id)?.ok_or_else(gone)?;
+            let file = Arc::new(file);
+            let done = self.open_record(id, &file, flags, reply, true);
+            if done.is_err() {
+                self.store.end_edit(id, &file)?;
+            }
+            return done;
+        }
+        if let Some(open) = self.opens.enter_if_open(id) {
+            if self.store.is_named(id) {
+                self.store.touch(id);
+            }
+            let file = Arc::clone(&open.file);
+            return self.answer(open, file, None, false, flags, reply);
+        }
+        let (file, _) = self.store.open_value(id)?.ok_or_else(gone)?;
+        self.open_record(id, &Arc::new(file), flags, reply, false)
+    }
+
+    /// Opens the record of an inode that `file` was opened for.
+    fn open_record(
+        self: &Arc<Self>,
+        id: NodeId,
+        file: &Arc<File>,
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+        edits: bool,
+    ) -> Result<()> {
+        let open = match self.opens.enter_if_open(id) {
+            Some(open) => open,
+            None => {
+                let backing = self.back(reply.as_ref().ok_or_else(gone)?, file);
+                self.opens.enter(OpenNode::new(id, Arc::clone(file), backing, None))
+            }
+        };
+        self.answer(open, Arc::clone(file), None, edits, flags, reply)
+    }
+
+    /// One more open of an inode whose value is not published yet.
+    fn open_pending(
+        self: &Arc<Self>,
+        who: Caller,
+        open: Arc<OpenNode>,
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+    ) -> Result<()> {
+        let open = self.opens.enter_if_open(open.node).ok_or_else(gone)?;
+        let writing = open.writing.clone().filter(|_| writes(flags));
+        let file = Arc::clone(&open.file);
+        if let Some(writing) = &writing {
+            if flags & libc::O_TRUNC != 0
+                && let Err(e) = os::truncate(&*file, 0)
+            {
+                self.opens.leave(&open);
+                return Err(e);
+            }
+            writing.join(who.tid);
+        }
+        self.answer(open, file, writing, false, flags, reply)
+    }
+
+    fn answer(
+        &self,
+        open: Arc<OpenNode>,
+        file: Arc<File>,
+        writing: Option<Arc<Writing>>,
+        edits: bool,
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+    ) -> Result<()> {
+        let attr = match self.open_attr(&open) {
+            Ok((attr, _)) => attr,
+            Err(e) => {
+                self.opens.leave(&open);
+                return Err(e);
+            }
+        };
+        if edits {
+            open.edits.fetch_add(1, Ordering::Relaxed);
+        }
+        let appends = flags & libc::O_APPEND != 0;
+        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
+        let handle = self.opens.add_handle(handle);
+        if let Some(reply) = reply.take() {
+            reply.send(&attr, handle, Self::open_flags(&open, !writes(flags)), open.backing.as_ref());
+        }
+        Ok(())
+    }
+
+    /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
+    fn open_replacing(
+        self: &Arc<Self>,
+        who: Caller,
+        id: NodeId,
+        flags: i32,
+        reply: &mut Option<OpenReply>,
+    ) -> Result<()> {
+        let (old_file, old_attr) = self.store.open_value(id)?.ok_or_else(gone)?;
+        let old_file = Arc::new(old_file);
+        let (parent, name) = self.store.place(id)?;
+        let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
+        // The kernel never hears of the node that the value will be; it finds it by look-up.
+        self.store.release(staged.node(), 1);
+        copy_attributes(&old_file, staged.file())?;
+        staged.pinned = self.store.is_pinned(id);
+        let open = match self.opens.enter_if_open(id) {
+            Some(open) => open,
+            None => {
+                let backing = self.back(reply.as_ref().ok_or_else(gone)?, &old_file);
+                self.opens.enter(OpenNode::new(id, old_file, backing, None))
+            }
+        };
+        let writing = Writing::new(staged, parent, &name, who.tid);
+        self.opens.add_replacing(id, &writing);
+        let handle = Handle {
+            open: Arc::clone(&open),
+            file: Arc::clone(&writing.file),
+            writing: Some(writing),
+            replaces: true,
+            edits: false,
+            appends: flags & libc::O_APPEND != 0,
+        };
+        let handle = self.opens.add_handle(handle);
+        let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr: old_attr, links: 1 };
+        if let Some(reply) = reply.take() {
+            let flags = FopenFlags::FOPEN_DIRECT_IO;
+            reply.send(&self.file_attr(id, &node_attr), handle, flags, open.backing.as_ref());
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
+        self.opens.handle(fh.0).ok_or_else(|| Error::new(Kind::Io(libc::EBADF), "no such open file"))
+    }
+
+    /// READ, where the kernel does not read by itself.
+    pub(super) fn read(&self, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
+        let read = self.handle(fh).and_then(|handle| {
+            let mut buf = vec![0; size as usize];
+            let mut filled = 0;
+            while filled < buf.len() {
+                let n = handle.file.read_at(&mut buf[filled..], offset + filled as u64);
+                match n.map_err(|e| Error::os("cannot read a value", e))? {
+                    0 => break,
+                    n => filled += n,
+                }
+            }
+            buf.truncate(filled);
+            Ok(buf)
+        });
+        match read {
+            Ok(data) => reply.data(&data),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// WRITE, where the kernel does not write by itself.
+    pub(super) fn write(&self, fh: FileHandle, offset: u64, data: &[u8], reply: ReplyWrite) {
+        let written = self.handle(fh).and_then(|handle| {
+            let at =
+                if handle.appends && handle.replaces { os::stat(&*handle.file)?.size_bytes } else { offset };
+            if handle.writing.as_ref().is_some_and(|w| w.is_unsettled()) {
+                let allocated = os::stat(&*handle.file)?.allocated_bytes();
+                self.store.room_for_allocation(allocated + data.len() as u64)?;
+            }
+            handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e))?;
+            if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
+                self.changed_behind(&handle);
+            }
+            Ok(data.len() as u32)
+        });
+        match written {
+            Ok(n) => reply.written(n),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// A replacing handle went on writing after its publication: the inode that has the value now is another.
+    fn changed_behind(&self, handle: &Handle) {
+        if let Some(writing) = &handle.writing {
+            let ino = self.ino(writing.staged.lock().node());
+            self.notice(super::work::Notice::Inode { ino });
+        }
+    }
+
+    /// FLUSH: one close(2) of a descriptor.
+    pub(super) fn flush(self: &Arc<Self>, who: Caller, fh: FileHandle, reply: ReplyEmpty) {
+        let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
+        let fsyncs = self.store.settings().durability == Durability::Fsync;
+        let Some(writing) = handle.writing.clone() else {
+            if handle.edits && fsyncs {
+                self.pool.run(move || answer_empty(reply, os::sync_file(&*handle.file)));
+            } else {
+                reply.ok();
+            }
+            return;
+        };
+        if self.publishes_slowly(&writing) {
+            let fs = Arc::clone(self);
+            self.pool.run(move || fs.flush_now(&writing, who.tid, reply));
+        } else {
+            self.flush_now(&writing, who.tid, reply);
+        }
+    }
+
+    fn flush_now(&self, writing: &Arc<Writing>, tid: u32, reply: ReplyEmpty) {
+        match self.flush_writing(writing, tid) {
+            Ok(stale) => self.after_forgetting(stale, Box::new(move || reply.ok())),
+            Err(e) => {
+                log::info!("a value was not published: {e}");
+                reply.error(errno(&e));
+            }
+        }
+    }
+
+    /// RELEASE: the last close of an open file.
+    pub(super) fn release_file(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
+        let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
+        let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
+        let slowly = last_writer.as_ref().is_some_and(|w| self.publishes_slowly(w));
+        let fs = Arc::clone(self);
+        let finish = move || {
+            let mut stale: Stale = None;
+            if let Some(writing) = last_writer {
+                match fs.finish_writing(&writing) {
+                    Ok(s) => stale = s,
+                    Err(e) => log::warn!("a value was not published at its last close: {e}"),
+                }
+            }
+            if handle.edits {
+                handle.open.edits.fetch_sub(1, Ordering::Relaxed);
+                if let Err(e) = fs.store.end_edit(handle.open.node, &handle.file) {
+                    log::warn!("a value that was edited in place could not be settled: {e}");
+                }
+            }
+            fs.opens.leave(&handle.open);
+            fs.after_forgetting(stale, Box::new(move || reply.ok()));
+        };
+        if slowly { self.pool.run(finish) } else { finish() }
+    }
+
+    /// FSYNC.
+    pub(super) fn fsync(&self, fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        match self.handle(fh) {
+            Ok(handle) => self.pool.run(move || {
+                let file = &*handle.file;
+                answer_empty(reply, if data_only { os::sync_data(file) } else { os::sync_file(file) });
+            }),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// FALLOCATE: space beyond the quota is refused at once.
+    pub(super) fn fallocate(&self, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+        let done = self.handle(fh).and_then(|handle| {
+            if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
+                self.store.room_for_allocation(offset.saturating_add(length))?;
+            }
+            os::fallocate(&*handle.file, mode, offset, length)
+        });
+        answer_empty(reply, done);
+    }
+
+    /// LSEEK for holes and data.
+    pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let what = match whence {
+            libc::SEEK_HOLE => os::Hole::Hole,
+            libc::SEEK_DATA => os::Hole::Data,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        match self.handle(fh).and_then(|h| os::seek_hole(&*h.file, what, offset)) {
+            Ok(at) => reply.offset(at as i64),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    /// COPY_FILE_RANGE between two open files of the mount.
+    pub(super) fn copy_range(
+        self: &Arc<Self>,
+        from: (FileHandle, u64),
+        to: (FileHandle, u64),
+        length: u64,
+        reply: ReplyWrite,
+    ) {
+        match self.handle(from.0).and_then(|a| Ok((a, self.handle(to.0)?))) {
+            Ok((a, b)) => self.pool.run(move || {
+                let length = length.min(1 << 30) as usize;
+                match os::copy_range(&a.file, from.1, &b.file, to.1, length) {
+                    Ok(n) => reply.written(n as u32),
+                    Err(e) => reply.error(errno(&e)),
+                }
+            }),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+}
+
+/// Whether a CREATE by another process shares the value that is being created. Without O_TRUNC it means the file that
+/// is there; a lock file (read-write, still empty) is one file for all who lock it. Whoever truncates writes a value
+/// of his own, and the last close wins.
+fn joins(open: &OpenNode, tid: u32, flags: i32) -> bool {
+    let Some(writing) = open.unsettled() else { return false };
+    let is_empty = || os::stat(&*open.file).is_ok_and(|a| a.size_bytes == 0);
+    flags & libc::O_TRUNC == 0
+        || writing.opened_by(tid)
+        || (flags & libc::O_ACCMODE == libc::O_RDWR && is_empty())
+}
+
+/// What a replacement keeps of the old record: the user's attributes and the ACL.
+fn copy_attributes(from: &File, to: &File) -> Result<()> {
+    for name in os::xattr_list(from)? {
+        if name.starts_with("user.") && name != crate::format::record::XATTR {
+            let value = os::xattr_get(from, &name, 64 * 1024)?.unwrap_or_default();
+            os::xattr_set(to, &name, &value, os::XattrMode::Set)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn answer_empty(reply: ReplyEmpty, done: Result<()>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno(&e)),
+    }
+}

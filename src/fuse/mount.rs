@@ -1,0 +1,204 @@
+//! A mount's life: options, session, and an end that never hangs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fuser::{BackingId, Config, MountOption, Session, SessionACL};
+use parking_lot::{Condvar, Mutex};
+
+use super::requests::Requests;
+use super::{Fs, opens, virt, work};
+use crate::config::{MountSettings, Passthrough};
+use crate::error::{Error, Kind, Result};
+use crate::store::{ROOT, Store};
+
+/// How long a mount that was told to stop waits for files that are still open.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+
+/// A live mount.
+pub struct Mount {
+    session: Session<Requests>,
+    fs: Arc<Fs>,
+    end: Arc<End>,
+    mountpoint: PathBuf,
+}
+
+/// Ends a mount from another thread.
+#[derive(Clone)]
+pub struct Stopper {
+    end: Arc<End>,
+    mountpoint: PathBuf,
+}
+
+#[derive(Default)]
+struct End {
+    told: AtomicBool,
+    over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stopper {
+    /// Detaches the mount, also with files open; `run` returns soon after. Readers keep what they have open.
+    pub fn stop(&self) {
+        if !self.end.told.swap(true, Ordering::SeqCst)
+            && let Err(e) = detach(&self.mountpoint)
+        {
+            log::info!("{e}");
+        }
+        self.end.changed.notify_all();
+    }
+}
+
+fn options(store: &Store, settings: &MountSettings) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(store.path().to_string_lossy().into_owned()),
+        MountOption::Subtype("fencefs".into()),
+        MountOption::DefaultPermissions,
+        MountOption::NoDev,
+    ];
+    let mut nosuid = true;
+    for option in &settings.kernel_options {
+        config.mount_options.push(match option.as_str() {
+            "ro" => MountOption::RO,
+            "noexec" => MountOption::NoExec,
+            "exec" => MountOption::Exec,
+            "noatime" => MountOption::NoAtime,
+            "atime" => MountOption::Atime,
+            "sync" => MountOption::Sync,
+            "dirsync" => MountOption::DirSync,
+            "suid" => {
+                nosuid = false;
+                MountOption::Suid
+            }
+            "rw" | "dev" | "nodev" | "nosuid" => continue,
+            other => MountOption::CUSTOM(other.into()),
+        });
+    }
+    if nosuid {
+        config.mount_options.push(MountOption::NoSuid);
+    }
+    config.acl = if settings.allow_other { SessionACL::All } else { SessionACL::Owner };
+    if settings.passthrough == Passthrough::Off {
+        // The daemon copies every byte: more than one loop pays.
+        config.n_threads = Some(std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4)));
+        config.clone_fd = true;
+    }
+    config
+}
+
+impl Mount {
+    /// Mounts `store` at `mountpoint`; live when this returns.
+    pub fn new(store: Arc<Store>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
+        let top = match &settings.tenant {
+            Some(tenant) => match store.tenant_node(tenant) {
+                Ok(node) => node,
+                Err(_) => store.make_tenant(
+                    tenant.as_str().as_bytes(),
+                    0o755,
+                    rustix::process::geteuid().as_raw(),
+                    rustix::process::getegid().as_raw(),
+                )?,
+            },
+            None => ROOT,
+        };
+        let config = options(&store, settings);
+        let fs = Arc::new(Fs {
+            settings: settings.clone(),
+            top,
+            passthrough: AtomicBool::new(false),
+            opens: opens::Opens::default(),
+            pool: work::Pool::start()?,
+            notices: Mutex::new(None),
+            notifier: Mutex::new(None),
+            listed: Mutex::default(),
+            virt: virt::Virtual::default(),
+            store,
+        });
+        let session = Session::new(Requests(Arc::clone(&fs)), mountpoint, &config)
+            .map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?;
+        let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned() };
+        mount.probe_passthrough()?;
+        *mount.fs.notices.lock() = Some(work::start_notices(mount.session.notifier())?);
+        *mount.fs.notifier.lock() = Some(mount.session.notifier());
+        let top = mount.fs.top;
+        let ino = move |id: crate::store::NodeId| fuser::INodeNo(if id == top { ROOT.0 } else { id.0 });
+        work::start_events(&mount.fs.store, mount.session.notifier(), ino)?;
+        Ok(mount)
+    }
+
+    /// Whether the kernel takes a backing file of this store from this process.
+    fn probe_passthrough(&self) -> Result<()> {
+        let wanted = self.fs.settings.passthrough;
+        if wanted == Passthrough::Off {
+            return Ok(());
+        }
+        let offered = self.fs.is_passthrough();
+        let tried = if offered {
+            let file = self.fs.store.probe_file()?;
+            // The id is not given back: one file without a name, for as long as the mount lives.
+            BackingId::create_raw(&self.session, &file).map(drop).map_err(|e| e.to_string())
+        } else {
+            Err("this kernel does not offer it; Linux 6.9 does".to_owned())
+        };
+        match tried {
+            Ok(()) => Ok(()),
+            Err(why) if wanted == Passthrough::On => Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "kernel passthrough cannot work here: {why} (mount with --passthrough auto, or as root)"
+                ),
+            )),
+            Err(why) => {
+                log::info!("no kernel passthrough ({why}); the daemon copies");
+                self.fs.passthrough.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// What ends this mount from another thread.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { end: Arc::clone(&self.end), mountpoint: self.mountpoint.clone() }
+    }
+
+    /// Serves until the mount is gone: unmounted by anyone, aborted, or stopped.
+    pub fn run(self) -> Result<()> {
+        let Mount { session, fs, end, .. } = self;
+        let (tell, done) = (Arc::clone(&end), Arc::new(Mutex::new(Ok(()))));
+        let result = Arc::clone(&done);
+        let serve = move || {
+            *result.lock() = session.run().map_err(|e| Error::os("the FUSE session ended", e));
+            *tell.over.lock() = true;
+            tell.changed.notify_all();
+        };
+        let serving = std::thread::Builder::new().name("fencefs-session".into()).spawn(serve);
+        drop(serving.map_err(|e| Error::os("cannot start the session thread", e))?);
+        let mut over = end.over.lock();
+        let mut deadline = None;
+        while !*over {
+            if end.told.load(Ordering::SeqCst) {
+                let until = *deadline.get_or_insert_with(|| Instant::now() + STOP_GRACE);
+                if end.changed.wait_until(&mut over, until).timed_out() {
+                    log::info!("files are still open; the mount is detached and ends now");
+                    break;
+                }
+            } else {
+                end.changed.wait(&mut over);
+            }
+        }
+        drop(over);
+        *fs.notices.lock() = None;
+        *fs.notifier.lock() = None;
+        fs.opens.discard_all();
+        std::mem::replace(&mut *done.lock(), Ok(()))
+    }
+}
+
+/// Detaches the mount at `mountpoint`, also with files open.
+pub fn detach(mountpoint: &Path) -> Result<()> {
+    rustix::mount::unmount(mountpoint, rustix::mount::UnmountFlags::DETACH)
+        .map_err(|e| Error::os(format!("cannot detach {}", mountpoint.display()), e))
+}

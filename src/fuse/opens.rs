@@ -1,0 +1,267 @@
+//! What is open: one [`OpenNode`] an inode that the kernel has open, one [`Handle`] an open file, one [`Writing`] a
+//! value on its way to publication.
+//!
+//! INVARIANT: all simultaneous opens of an inode carry the one backing id of its `OpenNode` (the kernel answers EIO
+//! otherwise); it lives until the last RELEASE.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use fuser::BackingId;
+use parking_lot::{Condvar, Mutex};
+
+use crate::os::process;
+use crate::store::{NodeId, Staged};
+
+/// A value being written, shared by every handle that writes it.
+#[derive(Debug)]
+pub(super) struct Writing {
+    /// The value. Locked through a publication.
+    pub(super) staged: Mutex<Staged>,
+    /// Its open file, within reach also during a publication.
+    pub(super) file: Arc<File>,
+    /// Where it will be published (a rename moves it).
+    pub(super) place: Mutex<(NodeId, Box<[u8]>)>,
+    /// Threads that opened it: their processes see it before it is published.
+    openers: Mutex<Vec<u32>>,
+    /// Handles that may still write.
+    pub(super) handles: AtomicU32,
+    /// Neither published nor given up yet.
+    pub(super) unsettled: AtomicBool,
+    /// An opener closed it while it was empty: the last close may be on its way.
+    pub(super) flushed_empty: AtomicBool,
+}
+
+impl Writing {
+    pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32) -> Arc<Self> {
+        Arc::new(Writing {
+            file: Arc::clone(staged.file()),
+            staged: Mutex::new(staged),
+            place: Mutex::new((parent, name.into())),
+            openers: Mutex::new(vec![opener]),
+            handles: AtomicU32::new(1),
+            unsettled: AtomicBool::new(true),
+            flushed_empty: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether a thread's process has opened this value.
+    pub(super) fn opened_by(&self, tid: u32) -> bool {
+        self.openers.lock().iter().any(|&opener| process::same_process(opener, tid))
+    }
+
+    pub(super) fn join(&self, tid: u32) {
+        let mut openers = self.openers.lock();
+        if !openers.contains(&tid) {
+            openers.push(tid);
+        }
+        self.handles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.unsettled.load(Ordering::Acquire)
+    }
+}
+
+/// An inode that is open.
+#[derive(Debug)]
+pub(super) struct OpenNode {
+    pub(super) node: NodeId,
+    /// What the kernel's inode is backed by: the record, or the staged value that created the inode.
+    pub(super) file: Arc<File>,
+    pub(super) backing: Option<BackingId>,
+    /// The value that created this inode, if it was created while open.
+    pub(super) writing: Option<Arc<Writing>>,
+    opens: AtomicU32,
+    /// Handles that edit in place.
+    pub(super) edits: AtomicU32,
+}
+
+impl OpenNode {
+    pub(super) fn new(
+        node: NodeId,
+        file: Arc<File>,
+        backing: Option<BackingId>,
+        writing: Option<Arc<Writing>>,
+    ) -> Arc<Self> {
+        Arc::new(OpenNode {
+            node,
+            file,
+            backing,
+            writing,
+            opens: AtomicU32::new(0),
+            edits: AtomicU32::new(0),
+        })
+    }
+
+    /// The value that created this inode, while it is neither published nor given up.
+    pub(super) fn unsettled(&self) -> Option<&Arc<Writing>> {
+        self.writing.as_ref().filter(|w| w.is_unsettled())
+    }
+
+    /// Whether its attributes may change without a request.
+    pub(super) fn is_written(&self) -> bool {
+        self.edits.load(Ordering::Relaxed) > 0
+            || self.writing.as_ref().is_some_and(|w| w.handles.load(Ordering::Relaxed) > 0)
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) open: Arc<OpenNode>,
+    /// What this handle reads and writes.
+    pub(super) file: Arc<File>,
+    /// The value that it writes.
+    pub(super) writing: Option<Arc<Writing>>,
+    /// It replaces the value of the inode that it was opened on.
+    pub(super) replaces: bool,
+    /// It edits in place.
+    pub(super) edits: bool,
+    /// Writes go to the end.
+    pub(super) appends: bool,
+}
+
+type Place = (NodeId, Box<[u8]>);
+
+#[derive(Default)]
+struct Tables {
+    nodes: HashMap<NodeId, Arc<OpenNode>>,
+    creating: HashMap<Place, Vec<Arc<OpenNode>>>,
+    replacing: HashMap<NodeId, Vec<Arc<Writing>>>,
+    handles: HashMap<u64, Arc<Handle>>,
+    next_handle: u64,
+}
+
+/// The tables of everything open.
+#[derive(Default)]
+pub(super) struct Opens {
+    tables: Mutex<Tables>,
+    settled: Condvar,
+}
+
+impl Opens {
+    /// The open inode of a node.
+    pub(super) fn node(&self, id: NodeId) -> Option<Arc<OpenNode>> {
+        self.tables.lock().nodes.get(&id).cloned()
+    }
+
+    /// Counts one more open of `fresh`'s node, through the entry that is there or else through `fresh`.
+    pub(super) fn enter(&self, fresh: Arc<OpenNode>) -> Arc<OpenNode> {
+        let mut tables = self.tables.lock();
+        let open = tables.nodes.entry(fresh.node).or_insert(fresh);
+        open.opens.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(open)
+    }
+
+    /// Counts one more open of a node that is open already.
+    pub(super) fn enter_if_open(&self, id: NodeId) -> Option<Arc<OpenNode>> {
+        let tables = self.tables.lock();
+        let open = tables.nodes.get(&id)?;
+        open.opens.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::clone(open))
+    }
+
+    /// One open fewer; the last one lets the backing file go.
+    pub(super) fn leave(&self, open: &Arc<OpenNode>) {
+        let mut tables = self.tables.lock();
+        if open.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tables.nodes.remove(&open.node);
+        }
+    }
+
+    pub(super) fn add_handle(&self, handle: Handle) -> u64 {
+        let mut tables = self.tables.lock();
+        tables.next_handle += 1;
+        let number = tables.next_handle;
+        tables.handles.insert(number, Arc::new(handle));
+        number
+    }
+
+    pub(super) fn handle(&self, number: u64) -> Option<Arc<Handle>> {
+        self.tables.lock().handles.get(&number).cloned()
+    }
+
+    pub(super) fn take_handle(&self, number: u64) -> Option<Arc<Handle>> {
+        self.tables.lock().handles.remove(&number)
+    }
+
+    /// Registers an inode whose value is being created under a name.
+    pub(super) fn add_creating(&self, place: Place, open: &Arc<OpenNode>) {
+        self.tables.lock().creating.entry(place).or_default().push(Arc::clone(open));
+    }
+
+    /// Inodes being created under a name.
+    pub(super) fn creating(&self, parent: NodeId, name: &[u8]) -> Vec<Arc<OpenNode>> {
+        let tables = self.tables.lock();
+        if tables.creating.is_empty() {
+            return Vec::new();
+        }
+        tables.creating.get(&(parent, name.into())).cloned().unwrap_or_default()
+    }
+
+    /// Registers a value that will replace a node's.
+    pub(super) fn add_replacing(&self, id: NodeId, writing: &Arc<Writing>) {
+        self.tables.lock().replacing.entry(id).or_default().push(Arc::clone(writing));
+    }
+
+    /// Values that will replace a node's.
+    pub(super) fn replacing(&self, id: NodeId) -> Vec<Arc<Writing>> {
+        let tables = self.tables.lock();
+        if tables.replacing.is_empty() {
+            return Vec::new();
+        }
+        tables.replacing.get(&id).cloned().unwrap_or_default()
+    }
+
+    /// A value is published or given up: it is no longer on its way, and whoever waits for that goes on.
+    pub(super) fn settle(&self, writing: &Arc<Writing>) {
+        writing.unsettled.store(false, Ordering::Release);
+        let mut tables = self.tables.lock();
+        tables.creating.retain(|_, opens| {
+            opens.retain(|o| !o.writing.as_ref().is_some_and(|w| Arc::ptr_eq(w, writing)));
+            !opens.is_empty()
+        });
+        tables.replacing.retain(|_, writings| {
+            writings.retain(|w| !Arc::ptr_eq(w, writing));
+            !writings.is_empty()
+        });
+        drop(tables);
+        self.settled.notify_all();
+    }
+
+    /// Moves a value that is being created to another name.
+    pub(super) fn move_creating(&self, open: &Arc<OpenNode>, from: &Place, to: Place) {
+        let mut tables = self.tables.lock();
+        if let Some(opens) = tables.creating.get_mut(from) {
+            opens.retain(|o| !Arc::ptr_eq(o, open));
+            if opens.is_empty() {
+                tables.creating.remove(from);
+            }
+        }
+        tables.creating.entry(to).or_default().push(Arc::clone(open));
+    }
+
+    /// Waits until nothing is being created under a name any more, at most `wait`.
+    pub(super) fn wait_settled(&self, parent: NodeId, name: &[u8], wait: Duration) {
+        let deadline = Instant::now() + wait;
+        let place = (parent, Box::from(name));
+        let mut tables = self.tables.lock();
+        while tables.creating.contains_key(&place) {
+            if self.settled.wait_until(&mut tables, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Gives up everything that is still being written: the mount is going away.
+    pub(super) fn discard_all(&self) {
+        let handles: Vec<_> = self.tables.lock().handles.drain().map(|(_, h)| h).collect();
+        for writing in handles.iter().filter_map(|h| h.writing.as_ref()) {
+            writing.staged.lock().discard();
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Close-to-open: when a value that is being written becomes the value of its key.
+//!
+//! It is published when the process that opened it closes it (FLUSH from that process, if it holds anything: a shell
+//! redirect sends an empty one before its first write), when it is renamed, else at the last close (RELEASE). A
+//! writer that is ended by a signal publishes nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Fs;
+use super::opens::Writing;
+use super::work::{Job, Notice};
+use crate::config::Durability;
+use crate::error::Result;
+use crate::os::{self, process};
+use crate::store::NodeId;
+
+/// A name whose cached entry the kernel must forget before a close returns.
+pub(super) type Stale = Option<(NodeId, Box<[u8]>)>;
+
+impl Fs {
+    /// What a FLUSH by thread `tid` does to a value being written.
+    pub(super) fn flush_writing(&self, writing: &Arc<Writing>, tid: u32) -> Result<Stale> {
+        if !writing.is_unsettled() || !writing.opened_by(tid) {
+            return Ok(None);
+        }
+        if process::fate(tid) == process::Fate::Killed {
+            self.give_up(writing);
+            return Ok(None);
+        }
+        if os::stat(&*writing.file)?.size_bytes == 0 {
+            writing.flushed_empty.store(true, Ordering::Release);
+            return Ok(None);
+        }
+        self.publish(writing, true)
+    }
+
+    /// What the last close of a value being written does.
+    pub(super) fn finish_writing(&self, writing: &Arc<Writing>) -> Result<Stale> {
+        if writing.is_unsettled() {
+            return self.publish(writing, false);
+        }
+        let staged = writing.staged.lock();
+        if staged.is_published() {
+            self.store.end_edit(staged.node(), staged.file()).map(|()| None)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Publishes a value. Whatever goes wrong is the close's error, and the value is given up.
+    pub(super) fn publish(&self, writing: &Arc<Writing>, still_open: bool) -> Result<Stale> {
+        let (parent, name) = writing.place.lock().clone();
+        let published = {
+            let mut staged = writing.staged.lock();
+            if !staged.is_staged() {
+                return Ok(None);
+            }
+            self.store.publish(&mut staged, still_open)
+        };
+        let replaced = match published {
+            Ok(replaced) => replaced,
+            Err(e) => {
+                self.give_up(writing);
+                return Err(e);
+            }
+        };
+        self.opens.settle(writing);
+        self.listing_changed(parent);
+        // The kernel may hold the entry as the replaced inode, or as absent while nobody was creating it.
+        let created_here = self.opens.node(writing.staged.lock().node()).is_some();
+        Ok((replaced.is_some() || !created_here).then_some((parent, name)))
+    }
+
+    /// Gives a value up: nothing of it appears.
+    pub(super) fn give_up(&self, writing: &Arc<Writing>) {
+        writing.staged.lock().discard();
+        self.opens.settle(writing);
+    }
+
+    /// Whether publishing this value may take long: then it happens beside the event loop.
+    pub(super) fn publishes_slowly(&self, writing: &Writing) -> bool {
+        if !writing.is_unsettled() {
+            return false;
+        }
+        if self.store.settings().durability == Durability::Fsync {
+            return true;
+        }
+        let bytes = os::stat(&*writing.file).map_or(0, |a| a.allocated_bytes());
+        self.store.must_evict_for(bytes)
+    }
+
+    /// Runs `then` once the kernel has forgotten a stale entry; at once where there is none.
+    pub(super) fn after_forgetting(&self, stale: Stale, then: Job) {
+        match stale {
+            Some((parent, name)) => {
+                self.notice(Notice::Entry { parent: self.ino(parent), name, then: Some(then) })
+            }
+            None => then(),
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! `impl Filesystem`: each request is handed to the file that holds its group of operations.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use super::dirs::set_time;
+use super::files::answer_empty;
+use super::{Fs, Inode};
+use crate::config::Passthrough;
+use crate::error::Error;
+use crate::store::SetAttr;
+
+/// The errno of an error; what the disk did wrong is also said in the log.
+pub(super) fn errno(e: &Error) -> Errno {
+    if e.errno() == libc::EIO {
+        log::error!("{e}");
+    }
+    Errno::from_i32(e.errno())
+}
+
+/// What the event loops call.
+pub(super) struct Requests(pub(super) Arc<Fs>);
+
+/// What the mount asks of the kernel, where the kernel has it.
+const WANTED: [InitFlags; 14] = [
+    InitFlags::FUSE_ATOMIC_O_TRUNC,
+    InitFlags::FUSE_BIG_WRITES,
+    InitFlags::FUSE_ASYNC_READ,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_AUTO_INVAL_DATA,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_NO_OPENDIR_SUPPORT,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    InitFlags::FUSE_DONT_MASK,
+    InitFlags::FUSE_POSIX_ACL,
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+];
+const MAX_WRITE_BYTES: u32 = 1 << 20;
+
+impl Filesystem for Requests {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        for flag in WANTED {
+            if config.add_capabilities(flag).is_err() {
+                log::info!("this kernel does not offer {flag:?}");
+            }
+        }
+        if config.set_max_write(MAX_WRITE_BYTES).is_err() {
+            log::info!("writes stay at the kernel's default size");
+        }
+        // Depth 2, so that a store on an overlay works as well.
+        let offered = self.0.settings.passthrough != Passthrough::Off
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(2).is_ok();
+        self.0.passthrough.store(offered, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.0.lookup(req.into(), parent, name.as_bytes(), reply);
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, n: u64) {
+        if let Inode::Node(id) = self.0.inode(ino)
+            && id != self.0.top
+        {
+            self.0.store.release(id, n);
+        }
+    }
+
+    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.getattr(req.into(), ino, reply);
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttr { mode, uid, gid, atime: set_time(atime), mtime: set_time(mtime) };
+        self.0.setattr(req.into(), ino, fh, size, set, reply);
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.0.node(ino).and_then(|id| self.0.store.read_link(id)) {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        self.0.mknod(req.into(), parent, name.as_bytes(), mode, umask, reply);
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        self.0.mkdir(req.into(), parent, name.as_bytes(), mode, umask, reply);
+    }
+
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(reply, self.0.unlink(req.into(), parent, name.as_bytes()));
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(reply, self.0.rmdir(parent, name.as_bytes()));
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.0.symlink(req.into(), parent, name.as_bytes(), target.as_os_str().as_bytes(), reply);
+    }
+
+    fn rename(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
+        answer_empty(reply, self.0.rename(req.into(), from, to, flags));
+    }
+
+    fn link(&self, _req: &Request, _ino: INodeNo, _newparent: INodeNo, _newname: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.0.open(req.into(), ino, flags.0, reply);
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.0.create(req.into(), parent, name.as_bytes(), mode, umask, flags, reply);
+    }
+
+    fn read(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.read(fh, offset, size, reply),
+            Inode::Virtual(v) => self.0.read_virtual(req.into(), v, fh, offset, size, reply),
+        }
+    }
+
+    fn write(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.write(fh, offset, data, reply),
+            Inode::Virtual(v) => self.0.write_virtual(req.into(), v, fh, data, reply),
+        }
+    }
+
+    fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.flush(req.into(), fh, reply),
+            Inode::Virtual(_) => reply.ok(),
+        }
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.release_file(fh, reply),
+            Inode::Virtual(_) => {
+                self.0.release_virtual(fh);
+                reply.ok();
+            }
+        }
+    }
+
+    fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.fsync(fh, datasync, reply),
+            Inode::Virtual(_) => reply.ok(),
+        }
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        // "No such request" makes the kernel open directories by itself from now on, and keep their listings.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.0.readdir(ino, offset, reply);
+    }
+
+    fn readdirplus(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.0.readdirplus(req.into(), ino, offset, reply);
+    }
+
+    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let fs = Arc::clone(&self.0);
+        self.0.pool.run(move || answer_empty(reply, fs.store.sync_names()));
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.0.statfs(reply);
+    }
+
+    fn setxattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        answer_empty(reply, self.0.setxattr(req.into(), ino, name, value, flags));
+    }
+
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.0.getxattr(req.into(), ino, name.as_bytes(), size, reply);
+    }
+
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.0.listxattr(req.into(), ino, size, reply);
+    }
+
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(reply, self.0.removexattr(req.into(), ino, name));
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _ph: PollNotifier,
+        events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => reply.poll(events),
+            Inode::Virtual(_) => reply.poll(self.0.poll_virtual(fh, events)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.fallocate(fh, offset, length, mode, reply),
+            Inode::Virtual(_) => reply.error(Errno::EPERM),
+        }
+    }
+
+    fn lseek(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.0.inode(ino) {
+            Inode::Node(_) => self.0.lseek(fh, offset, whence, reply),
+            Inode::Virtual(_) => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        match (self.0.inode(ino_in), self.0.inode(ino_out)) {
+            (Inode::Node(_), Inode::Node(_)) => {
+                self.0.copy_range((fh_in, offset_in), (fh_out, offset_out), len, reply);
+            }
+            _ => reply.error(Errno::EXDEV),
+        }
+    }
+}

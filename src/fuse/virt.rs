@@ -1,0 +1,375 @@
+//! The virtual files of `.fencefs`: control, status, metrics, and by-key.
+//!
+//! Replies belong to the open file that asked, as a stream, whatever its offset. A fresh open that only reads gets the
+//! replies to that user's latest command, so that `echo ... > control; cat control` works.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{
+    FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, PollEvents, ReplyData, ReplyDirectory,
+    ReplyEntry, ReplyOpen, ReplyWrite,
+};
+use parking_lot::Mutex;
+
+use super::attr;
+use super::files::Caller;
+use super::metrics::Metrics;
+use super::requests::errno;
+use super::{FORGET, Fs, VIRTUAL_BIT};
+use crate::control::command::{parse, split_lines};
+use crate::control::execute::{Asker, execute};
+use crate::control::reply;
+use crate::control::report::{self, MountFacts};
+use crate::error::{Error, Kind, Result};
+use crate::format::percent;
+use crate::key::{Key, Tenant};
+use crate::os::{Attr, Timespec};
+use crate::store::NodeId;
+
+/// What a virtual inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Directory = 0,
+    Control = 1,
+    Status = 2,
+    Metrics = 3,
+    Requests = 4,
+    ByKey = 5,
+}
+
+const NAMES: [(&[u8], What); 5] = [
+    (b"control", What::Control),
+    (b"status", What::Status),
+    (b"metrics", What::Metrics),
+    (b"requests", What::Requests),
+    (b"by-key", What::ByKey),
+];
+
+/// A virtual inode: what it is, and of which directory (by slot; 0 for the root of the mount).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct VirtualIno {
+    what: What,
+    scope: u32,
+}
+
+impl VirtualIno {
+    pub(super) fn directory(scope: u32) -> Self {
+        VirtualIno { what: What::Directory, scope }
+    }
+
+    pub(super) fn from_number(number: u64) -> Self {
+        let what = match number & 0xff {
+            1 => What::Control,
+            2 => What::Status,
+            3 => What::Metrics,
+            4 => What::Requests,
+            5 => What::ByKey,
+            _ => What::Directory,
+        };
+        VirtualIno { what, scope: (number >> 8) as u32 }
+    }
+
+    fn ino(self) -> INodeNo {
+        INodeNo(VIRTUAL_BIT | u64::from(self.scope) << 8 | self.what as u64)
+    }
+
+    pub(super) fn is_control(self) -> bool {
+        self.what == What::Control
+    }
+}
+
+/// An open virtual file.
+#[derive(Debug, Default)]
+struct Stream {
+    /// What is still to be read.
+    waiting: Vec<u8>,
+    /// This open file has asked something itself, or was given the latest replies.
+    begun: bool,
+}
+
+/// Open virtual files, and each user's latest replies.
+#[derive(Debug, Default)]
+pub(super) struct Virtual {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    streams: HashMap<u64, Stream>,
+    latest: HashMap<u32, Vec<u8>>,
+}
+
+/// Users whose latest replies are kept.
+const MOST_USERS: usize = 1024;
+
+fn no_such_file() -> Error {
+    Error::new(Kind::NotFound, "no such file in .fencefs")
+}
+
+impl Fs {
+    /// The scope number of a directory: 0 for the root of the mount.
+    pub(super) fn scope_of(&self, dir: NodeId) -> u32 {
+        if dir == self.top { 0 } else { dir.slot() }
+    }
+
+    fn tenant_of_scope(&self, v: VirtualIno) -> Result<Option<Tenant>> {
+        if v.scope == 0 {
+            Ok(self.settings.tenant.clone())
+        } else {
+            self.store.tenant_in_slot(v.scope).map(Some)
+        }
+    }
+
+    /// Attributes: the owner is the directory's, the control file is writable by whoever may write there.
+    pub(super) fn virtual_attr(&self, v: VirtualIno) -> FileAttr {
+        let dir = if v.scope == 0 { Ok(self.top) } else { self.store.node_in_slot(v.scope) };
+        let above = dir.and_then(|d| self.store.attr(d)).ok().flatten().map(|a| a.attr).unwrap_or_default();
+        let is_root_scope = v.scope == 0 && self.settings.tenant.is_none();
+        let (kind, mode) = match v.what {
+            What::Directory | What::ByKey => (FileType::Directory, 0o555),
+            // At the root each command is judged by its user.
+            What::Control if is_root_scope => (FileType::RegularFile, 0o666),
+            What::Control => {
+                let writers = above.mode & 0o222;
+                (FileType::RegularFile, 0o600 | writers | writers << 1)
+            }
+            What::Status | What::Metrics | What::Requests => (FileType::RegularFile, 0o444),
+        };
+        let now = Timespec::now();
+        let plain = Attr {
+            mode,
+            uid: above.uid,
+            gid: above.gid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            ..Attr::default()
+        };
+        let mut attr = attr::plain(v.ino(), kind, &plain);
+        attr.nlink = if kind == FileType::Directory { 2 } else { 1 };
+        attr
+    }
+
+    pub(super) fn lookup_virtual(&self, dir: VirtualIno, name: &[u8], reply: ReplyEntry) {
+        let found = match dir.what {
+            What::Directory => {
+                NAMES.iter().find(|(n, _)| *n == name).map(|(_, what)| VirtualIno { what: *what, ..dir })
+            }
+            What::ByKey => return self.lookup_by_key(dir, name, reply),
+            _ => None,
+        };
+        // by-key belongs to a tenant.
+        match found.filter(|v| v.what != What::ByKey || matches!(self.tenant_of_scope(*v), Ok(Some(_)))) {
+            Some(v) => reply.entry(&FORGET, &self.virtual_attr(v), Generation(0)),
+            None => reply.error(errno(&no_such_file())),
+        }
+    }
+
+    fn lookup_by_key(&self, dir: VirtualIno, name: &[u8], reply: ReplyEntry) {
+        let found = self.tenant_of_scope(dir).and_then(|tenant| {
+            let tenant = tenant.ok_or_else(no_such_file)?;
+            let bytes = percent::decode(name).ok_or_else(no_such_file)?;
+            let id = self.store.find_key(&tenant, &Key::new(bytes)?)?.ok_or_else(no_such_file)?;
+            self.store.retain(id)?;
+            self.attr_of(id, 0).inspect_err(|_| self.store.release(id, 1))
+        });
+        match found {
+            Ok((attr, _)) => reply.entry(&FORGET, &attr, Generation(0)),
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    pub(super) fn readdir_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectory) {
+        let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", VirtualIno::directory(dir.scope))];
+        if dir.what == What::Directory {
+            rows.extend(NAMES.iter().map(|(name, what)| (*name, VirtualIno { what: *what, ..dir })));
+        }
+        for (at, (name, v)) in rows.into_iter().enumerate().skip(offset as usize) {
+            let kind = self.virtual_attr(v).kind;
+            if reply.add(v.ino(), at as u64 + 1, kind, OsStr::from_bytes(name)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    pub(super) fn open_virtual(&self, _who: Caller, v: VirtualIno, _flags: i32, reply: ReplyOpen) {
+        let text = match v.what {
+            What::Control => Ok(None),
+            What::Status => self.tenant_of_scope(v).map(|t| Some(self.status_text(t.as_ref()))),
+            What::Metrics => Ok(Some(self.metrics_text().into_bytes())),
+            What::Requests => Ok(Some(Vec::new())),
+            What::Directory | What::ByKey => Err(no_such_file()),
+        };
+        match text {
+            Ok(text) => {
+                let mut state = self.virt.state.lock();
+                state.next += 1;
+                let handle = state.next;
+                let begun = text.is_some();
+                state.streams.insert(handle, Stream { waiting: text.unwrap_or_default(), begun });
+                let stream = if v.is_control() { FopenFlags::FOPEN_STREAM } else { FopenFlags::empty() };
+                reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | stream);
+            }
+            Err(e) => reply.error(errno(&e)),
+        }
+    }
+
+    fn facts(&self) -> MountFacts {
+        MountFacts { passthrough: self.is_passthrough() }
+    }
+
+    fn status_text(&self, tenant: Option<&Tenant>) -> Vec<u8> {
+        let mut text =
+            serde_json::Value::Object(report::status(&self.store, self.facts(), tenant)).to_string();
+        text.push('\n');
+        text.into_bytes()
+    }
+
+    pub(super) fn read_virtual(
+        &self,
+        who: Caller,
+        v: VirtualIno,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        reply: ReplyData,
+    ) {
+        let mut state = self.virt.state.lock();
+        let latest = state.latest.get(&who.uid).cloned();
+        let Some(stream) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
+        if !v.is_control() {
+            let from = stream.waiting.len().min(offset as usize);
+            let to = stream.waiting.len().min(from + size as usize);
+            return reply.data(&stream.waiting[from..to]);
+        }
+        if !stream.begun {
+            stream.begun = true;
+            drop(state);
+            let text = latest.unwrap_or_else(|| self.status_text(self.settings.tenant.as_ref()));
+            state = self.virt.state.lock();
+            let Some(again) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
+            again.waiting = text;
+        }
+        let Some(stream) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
+        let taken: Vec<u8> = stream.waiting.drain(..stream.waiting.len().min(size as usize)).collect();
+        reply.data(&taken);
+    }
+
+    pub(super) fn write_virtual(
+        self: &Arc<Self>,
+        who: Caller,
+        v: VirtualIno,
+        fh: FileHandle,
+        data: &[u8],
+        reply: ReplyWrite,
+    ) {
+        if !v.is_control() {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        // A command may evict: never on the event loop.
+        let (fs, data) = (Arc::clone(self), data.to_vec());
+        self.pool.run(move || {
+            let (replies, failed) = fs.carry_out(who, v, &data);
+            let mut state = fs.virt.state.lock();
+            if let Some(stream) = state.streams.get_mut(&fh.0) {
+                stream.waiting.extend_from_slice(&replies);
+                stream.begun = true;
+            }
+            if state.latest.len() < MOST_USERS || state.latest.contains_key(&who.uid) {
+                state.latest.insert(who.uid, replies);
+            }
+            drop(state);
+            match failed {
+                None => reply.written(data.len() as u32),
+                Some(e) => reply.error(errno(&e)),
+            }
+        });
+    }
+
+    /// Carries the lines of one write out; stops at the first that fails.
+    fn carry_out(&self, who: Caller, v: VirtualIno, data: &[u8]) -> (Vec<u8>, Option<Error>) {
+        let mut replies = Vec::new();
+        let done = split_lines(data).and_then(|lines| {
+            let daemon_uid = rustix::process::geteuid().as_raw();
+            let asker = Asker { uid: who.uid, daemon_uid, tenant: self.tenant_of_scope(v)? };
+            for line in lines {
+                let fields = execute(&self.store, self.facts(), &asker, &parse(line)?)?;
+                replies.extend_from_slice(reply::ok(&fields).as_bytes());
+            }
+            Ok(())
+        });
+        match done {
+            Ok(()) => (replies, None),
+            Err(e) => {
+                replies.extend_from_slice(reply::failure(&e).as_bytes());
+                (replies, Some(e))
+            }
+        }
+    }
+
+    pub(super) fn poll_virtual(&self, fh: FileHandle, events: PollEvents) -> PollEvents {
+        let state = self.virt.state.lock();
+        let waits = state.streams.get(&fh.0).is_some_and(|s| !s.begun || !s.waiting.is_empty());
+        let ready = if waits { PollEvents::POLLIN | PollEvents::POLLOUT } else { PollEvents::POLLOUT };
+        ready & events
+    }
+
+    pub(super) fn release_virtual(&self, fh: FileHandle) {
+        self.virt.state.lock().streams.remove(&fh.0);
+    }
+
+    fn metrics_text(&self) -> String {
+        let (status, counters) = (self.store.status(), &self.store.counters);
+        let mut m = Metrics::new();
+        m.gauge("fencefs_quota_bytes", "Quota of the store.", status.quota_bytes);
+        m.gauge("fencefs_used_bytes", "Allocated bytes of all records.", status.used_bytes);
+        m.gauge("fencefs_staged_bytes", "Allocated bytes of values being written.", status.staged_bytes);
+        m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
+        m.gauge("fencefs_keys", "Keys in the store.", status.keys);
+        m.gauge(
+            "fencefs_passthrough",
+            "Whether the kernel moves the bytes.",
+            u64::from(self.is_passthrough()),
+        );
+        let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        m.counter("fencefs_hits_total", "Values opened.", load(&counters.hits));
+        m.counter("fencefs_misses_total", "Look-ups of keys that do not exist.", load(&counters.misses));
+        m.counter("fencefs_publications_total", "Values published.", load(&counters.publications));
+        m.counter("fencefs_renames_total", "Renames.", load(&counters.renames));
+        let mut evictions = m.counters("fencefs_evictions_total", "Keys evicted, by reason.");
+        for (reason, n) in ["quota", "tenant_quota", "free_space", "command"].iter().zip(&counters.evictions)
+        {
+            evictions.sample(&[("reason", reason)], load(n));
+        }
+        m.counter(
+            "fencefs_evicted_bytes_total",
+            "Allocated bytes of evicted values.",
+            load(&counters.evicted_bytes),
+        );
+        m.counter(
+            "fencefs_eviction_errors_total",
+            "Victims that could not be removed.",
+            load(&counters.eviction_errors),
+        );
+        m.counter(
+            "fencefs_quarantined_total",
+            "Records that failed validation.",
+            load(&counters.quarantined),
+        );
+        let mut tenants = m.gauges("fencefs_tenant_used_bytes", "Allocated bytes, by tenant.");
+        for t in &status.tenants {
+            tenants.sample(&[("tenant", &t.name)], t.bytes);
+        }
+        let mut tenants = m.gauges("fencefs_tenant_keys", "Keys, by tenant.");
+        for t in &status.tenants {
+            tenants.sample(&[("tenant", &t.name)], t.keys);
+        }
+        m.finish()
+    }
+}

@@ -1,0 +1,106 @@
+//! The threads beside the event loop: one pool for operations that may take long, one thread that tells the kernel
+//! what to forget.
+//!
+//! A notification can wait for a directory lock that some process holds while the daemon works for it; so the event
+//! loop never notifies, and no operation waits for a notification but by leaving its reply behind.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, mpsc};
+
+use fuser::{INodeNo, Notifier};
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::store::{Event, Store};
+
+/// Something to run on the pool.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+const POOL_THREADS: usize = 4;
+
+/// A few threads that run jobs in order of arrival.
+pub(super) struct Pool(mpsc::Sender<Job>);
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
+    spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
+}
+
+impl Pool {
+    pub(super) fn start() -> Result<Pool> {
+        let (sender, receiver) = mpsc::channel::<Job>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        for n in 0..POOL_THREADS {
+            let receiver = Arc::clone(&receiver);
+            thread(&format!("fencefs-work-{n}"), move || {
+                loop {
+                    let job = receiver.lock().recv();
+                    match job {
+                        Ok(job) => job(),
+                        Err(_) => return,
+                    }
+                }
+            })?;
+        }
+        Ok(Pool(sender))
+    }
+
+    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if let Err(mpsc::SendError(job)) = self.0.send(Box::new(job)) {
+            job();
+        }
+    }
+}
+
+/// Something that the kernel should forget.
+pub(super) enum Notice {
+    /// The entry of a directory, and then whatever waited for that.
+    Entry { parent: INodeNo, name: Box<[u8]>, then: Option<Job> },
+    /// Cached content and attributes of an inode.
+    Inode { ino: INodeNo },
+}
+
+/// The thread that notifies. It owns nothing that an operation needs.
+pub(super) fn start_notices(notifier: Notifier) -> Result<mpsc::Sender<Notice>> {
+    let (sender, receiver) = mpsc::channel();
+    thread("fencefs-notify", move || {
+        while let Ok(notice) = receiver.recv() {
+            match notice {
+                Notice::Entry { parent, name, then } => {
+                    forget_entry(&notifier, parent, &name);
+                    if let Some(then) = then {
+                        then();
+                    }
+                }
+                Notice::Inode { ino } => {
+                    if let Err(e) = notifier.inval_inode(ino, 0, 0) {
+                        log::debug!("the kernel did not forget inode {ino:?}: {e}");
+                    }
+                }
+            }
+        }
+    })?;
+    Ok(sender)
+}
+
+fn forget_entry(notifier: &Notifier, parent: INodeNo, name: &[u8]) {
+    if let Err(e) = notifier.inval_entry(parent, OsStr::from_bytes(name)) {
+        // ENOTEMPTY, ENOTDIR: the kernel has something else there already. ENOTCONN: the mount is gone.
+        log::debug!("the kernel did not forget an entry: {e}");
+    }
+}
+
+/// The thread that hands the store's events to the kernel.
+pub(super) fn start_events(
+    store: &Store,
+    notifier: Notifier,
+    ino: impl Fn(crate::store::NodeId) -> INodeNo + Send + 'static,
+) -> Result<()> {
+    let events = store.subscribe();
+    thread("fencefs-events", move || {
+        while let Ok(Event::Gone { parent, name, .. }) = events.recv() {
+            forget_entry(&notifier, ino(parent), &name);
+        }
+    })
+}

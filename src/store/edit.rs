@@ -1,0 +1,308 @@
+//! Changing an existing record in place: content, length, attributes, pin.
+//!
+//! The record is flagged as being edited before the first such handle exists, so that a crash leaves a record whose
+//! length is taken from the file; flag and length are settled when the last writer is gone.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Store;
+use super::index::{NodeId, State};
+use super::object::{Found, Place, absent};
+use super::tenants::{Home, dir_attr};
+use super::writer::Owner;
+use crate::error::{Error, Kind, Result};
+use crate::key::RecordKind;
+use crate::os::{self, Attr, RenameHow, SetTime};
+
+/// Changes of attributes; `None` leaves one as it is.
+#[derive(Debug, Clone, Copy)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub atime: SetTime,
+    /// Last change of content.
+    pub mtime: SetTime,
+}
+
+impl Store {
+    /// The home and place of a linked node below a tenant directory.
+    pub(super) fn place_of(&self, id: NodeId) -> Result<(Arc<Home>, Place)> {
+        let index = self.index.lock();
+        let node = index.linked(id)?;
+        let home = Arc::clone(&index.tenant_of(id)?.home);
+        let key = index.key_of(id.slot())?;
+        Ok((Arc::clone(&home), Place::new(&home, key, node.kind)))
+    }
+
+    /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
+    pub fn open_value(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
+        let _key = self.keys.lock(place.digest);
+        if self.index.lock().linked(id).is_err() {
+            return Ok(None);
+        }
+        let opened = self.open_or_forget(&home, &place, id, false)?;
+        if opened.is_some() {
+            self.index.lock().policy.touch(id.slot());
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(opened)
+    }
+
+    /// Opens the record of a linked node; a key whose record is gone or invalid leaves the index: it is a miss.
+    pub(super) fn open_or_forget(
+        &self,
+        home: &Home,
+        place: &Place,
+        id: NodeId,
+        write: bool,
+    ) -> Result<Option<(File, Attr)>> {
+        match self.open_record(home, place, write)? {
+            Found::Record(file, attr, _) => return Ok(Some((file, attr))),
+            Found::Invalid(why) => self.quarantine(home, place.digest, why)?,
+            Found::Absent => {
+                log::warn!("the record of {} vanished from the store; it is a miss now", place.key)
+            }
+            Found::OtherKey => {}
+        }
+        self.forget_linked(id);
+        Ok(None)
+    }
+
+    /// A key that has no record any more leaves the index, and whoever caches it is told.
+    pub(super) fn forget_linked(&self, id: NodeId) {
+        let gone = {
+            let mut index = self.index.lock();
+            let gone = index.linked(id).ok().map(|n| (n.parent, n.name.clone()));
+            gone.map(|(parent, name)| (index.id_of(parent), name, index.unlink(id, os::Timespec::now())))
+        };
+        if let Some((parent, name, _)) = gone {
+            self.tell_gone(parent, &name, id);
+        }
+    }
+
+    /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
+    pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        if self.index.lock().linked(id).is_err() {
+            return Ok(None);
+        }
+        match self.open_record(&home, &place, true)? {
+            Found::Record(file, attr, mut record) => {
+                if !record.editing {
+                    record.editing = true;
+                    record.key = place.key.clone();
+                    self.write_record(&file, &record)?;
+                }
+                let mut index = self.index.lock();
+                index.add_writers(id, 1)?;
+                index.policy.touch(id.slot());
+                Ok(Some((file, attr)))
+            }
+            Found::Invalid(why) => {
+                self.quarantine(&home, place.digest, why)?;
+                self.forget_linked(id);
+                Ok(None)
+            }
+            Found::Absent | Found::OtherKey => {
+                self.forget_linked(id);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Counts one more in-place writer of a value that is open for editing or was just published.
+    pub fn join_edit(&self, id: NodeId) -> Result<()> {
+        self.index.lock().add_writers(id, 1).map(drop)
+    }
+
+    /// One in-place writer fewer; the last one settles length and usage. An orphan has nothing to settle.
+    pub fn end_edit(&self, id: NodeId, file: &File) -> Result<()> {
+        let (left, linked) = {
+            let mut index = self.index.lock();
+            let linked = index.linked(id).is_ok();
+            (index.add_writers(id, -1)?, linked)
+        };
+        if left > 0 || !linked {
+            return Ok(());
+        }
+        self.settle(id, file)
+    }
+
+    /// Writes the length that a record has now, and takes its editing flag away.
+    pub fn settle(&self, id: NodeId, file: &File) -> Result<()> {
+        let Ok((_home, place)) = self.place_of(id) else { return Ok(()) };
+        let _key = self.keys.lock(place.digest);
+        if self.index.lock().linked(id).is_err() || self.index.lock().get(id)?.writers > 0 {
+            return Ok(());
+        }
+        let packed =
+            os::xattr_get(file, crate::format::record::XATTR, crate::format::record::MAX_XATTR_BYTES + 64)?;
+        let Some(packed) = packed else { return Err(absent(&place.key)) };
+        let mut record = crate::format::record::Record::decode(&packed)?;
+        let attr = os::stat(file)?;
+        if record.editing || record.payload_bytes != attr.size_bytes {
+            record.editing = false;
+            record.payload_bytes = attr.size_bytes;
+            record.checksum = None;
+            if self.durable() {
+                os::sync_file(file)?;
+            }
+            self.write_record(file, &record)?;
+        }
+        self.recount(id, file)?;
+        if self.over_high(&self.index.lock()) {
+            self.wake_keeper();
+        }
+        Ok(())
+    }
+
+    /// Sets the length of a linked value that nobody has open for writing.
+    pub fn truncate(&self, id: NodeId, size_bytes: u64) -> Result<()> {
+        let (file, _) =
+            self.begin_edit(id)?.ok_or_else(|| Error::new(Kind::NotFound, "no such key any more"))?;
+        let done = os::truncate(&file, size_bytes);
+        self.end_edit(id, &file)?;
+        done
+    }
+
+    /// Changes attributes of a linked node.
+    pub fn set_attr(&self, id: NodeId, set: &SetAttr) -> Result<()> {
+        let is_dir = self.index.lock().linked(id)?.dir.is_some();
+        if is_dir {
+            return self.set_dir_attr(id, set);
+        }
+        let (home, place) = self.place_of(id)?;
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        let opened = self.open_or_forget(&home, &place, id, false)?;
+        let (file, _) = opened.ok_or_else(|| absent(&place.key))?;
+        apply(&file, set)
+    }
+
+    fn set_dir_attr(&self, id: NodeId, set: &SetAttr) -> Result<()> {
+        let after = if id == super::index::ROOT {
+            apply(&self.tenants_dir, set)?;
+            self.tenants_dir.attr()?
+        } else if self.index.lock().is_tenant_dir(id.slot()) {
+            let home = Arc::clone(&self.index.lock().tenant_of(id)?.home);
+            apply(&home.top, set)?;
+            home.top.attr()?
+        } else {
+            let file = self.directory_record(id)?;
+            apply(&file, set)?;
+            os::stat(&file)?
+        };
+        let mut index = self.index.lock();
+        let dir = index.dir_mut(id)?;
+        let mut attr = dir_attr(&after);
+        // The disk's times are behind those in memory, unless they were set just now.
+        if set.atime == SetTime::Keep {
+            attr.atime = dir.attr.atime;
+        }
+        if set.mtime == SetTime::Keep {
+            attr.mtime = dir.attr.mtime;
+        }
+        dir.attr = attr;
+        Ok(())
+    }
+
+    /// The record file of a directory; an implied directory gets one.
+    pub(super) fn directory_record(&self, id: NodeId) -> Result<File> {
+        let (home, place) = self.place_of(id)?;
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        if let Found::Record(file, _, _) = self.open_record(&home, &place, false)? {
+            return Ok(file);
+        }
+        let attr = self.index.lock().dir(id)?.attr;
+        let name = format!("{}.{}", place.digest, self.next_serial());
+        let file = self.staging.create_file(&name, attr.mode)?;
+        self.own(&file, attr.uid, attr.gid)?;
+        let record = crate::format::record::Record {
+            kind: RecordKind::Directory,
+            editing: false,
+            pinned: false,
+            epoch: home.epoch,
+            payload_bytes: 0,
+            checksum: None,
+            tenant: home.tenant.clone(),
+            key: place.key.clone(),
+            origin: None,
+        };
+        self.write_record(&file, &record)?;
+        let shard = self.ensure_shard(&home, place.digest)?;
+        self.staging.rename(&name, &shard, place.digest.to_string(), RenameHow::Replace)?;
+        let blocks = os::stat(&file)?.blocks;
+        let mut index = self.index.lock();
+        index.set_blocks(id, blocks)?;
+        index.dir_mut(id)?.recorded = true;
+        Ok(file)
+    }
+
+    /// The file that keeps a linked node's attributes and user attributes; `None` for the root and tenant directories.
+    pub fn attribute_file(&self, id: NodeId) -> Result<Option<File>> {
+        {
+            let index = self.index.lock();
+            if id == super::index::ROOT || index.is_tenant_dir(id.slot()) {
+                return Ok(None);
+            }
+            if index.linked(id)?.dir.is_some() {
+                drop(index);
+                return self.directory_record(id).map(Some);
+            }
+        }
+        let (home, place) = self.place_of(id)?;
+        let _key = self.keys.lock(place.digest);
+        let opened = self.open_or_forget(&home, &place, id, false)?;
+        Ok(Some(opened.ok_or_else(|| absent(&place.key))?.0))
+    }
+
+    /// Pins or unpins a linked value, durably.
+    pub fn set_pinned(&self, id: NodeId, pinned: bool) -> Result<()> {
+        let (home, place) = self.place_of(id)?;
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {
+            return Err(absent(&place.key));
+        };
+        record.pinned = pinned;
+        self.write_record(&file, &record)?;
+        let mut index = self.index.lock();
+        if index.linked(id).is_ok() { index.set_pinned(id, pinned) } else { Ok(()) }
+    }
+
+    /// Whether a linked node is pinned.
+    pub fn is_pinned(&self, id: NodeId) -> bool {
+        self.index.lock().get(id).is_ok_and(|n| n.pinned && n.state == State::Linked)
+    }
+}
+
+/// Applies attribute changes to an open file or directory. Owner first: changing it drops set-id bits.
+pub fn apply(fd: impl std::os::fd::AsFd, set: &SetAttr) -> Result<()> {
+    if set.uid.is_some() || set.gid.is_some() {
+        os::chown(&fd, set.uid, set.gid)?;
+    }
+    if let Some(mode) = set.mode {
+        os::chmod(&fd, mode)?;
+    }
+    if set.atime != SetTime::Keep || set.mtime != SetTime::Keep {
+        os::set_times(&fd, set.atime, set.mtime)?;
+    }
+    Ok(())
+}
+
+impl From<&Attr> for Owner {
+    fn from(a: &Attr) -> Self {
+        Owner { mode: a.mode & 0o7777, uid: a.uid, gid: a.gid }
+    }
+}

@@ -1,0 +1,605 @@
+//! What exists: the tree of tenants, directories and keys, who holds it, and what it occupies. A plain value without
+//! I/O; the store guards it with one short lock.
+//!
+//! A node is *linked* when its parent lists it, *pending* while its value is being written, an *orphan* when its name
+//! is gone but somebody still refers to it. References are counted for whoever hands out node numbers (the mount).
+
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::evict::{Policy, Slot};
+use super::tenants::Home;
+use crate::error::{Error, Kind, Result};
+use crate::key::{Key, RecordKind};
+use crate::os::Timespec;
+
+/// A node for as long as anyone may ask for it: slot number and the slot's generation, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+/// The root: the directory of tenants.
+pub const ROOT: NodeId = NodeId(1);
+const ROOT_SLOT: Slot = 1;
+
+impl NodeId {
+    fn new(slot: Slot, generation: u32) -> Self {
+        NodeId(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    /// The slot in the index.
+    pub fn slot(self) -> Slot {
+        self.0 as Slot
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Where a node stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The slot is unused.
+    Free,
+    /// Its parent lists it.
+    Linked,
+    /// Its value is being written; only its writer knows it.
+    Pending,
+    /// Its name is gone.
+    Orphan,
+}
+
+/// A directory's own attributes, kept in memory so that creating a file writes none of them.
+#[derive(Debug, Clone, Copy)]
+pub struct DirAttr {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last access.
+    pub atime: Timespec,
+    /// Last change of the entries.
+    pub mtime: Timespec,
+    /// Last change of anything.
+    pub ctime: Timespec,
+}
+
+/// The part of a node that only directories have.
+#[derive(Debug)]
+pub struct Directory {
+    /// Entries by their readdir cookie: stable, never reused, in order of linking.
+    pub children: BTreeMap<u64, Slot>,
+    next_cookie: u64,
+    /// Directories among the children.
+    pub subdirs: u32,
+    /// Attributes.
+    pub attr: DirAttr,
+    /// Whether a record on disk keeps this directory; an implied one lives only by its keys.
+    pub recorded: bool,
+    /// Whether `attr` has times that the disk does not.
+    pub dirty: bool,
+}
+
+/// First cookie of a real entry; 1 and 2 stand for `.` and `..`.
+pub const FIRST_COOKIE: u64 = 3;
+
+impl Directory {
+    /// An empty directory.
+    pub fn new(attr: DirAttr, recorded: bool) -> Self {
+        Directory {
+            children: BTreeMap::new(),
+            next_cookie: FIRST_COOKIE,
+            subdirs: 0,
+            attr,
+            recorded,
+            dirty: false,
+        }
+    }
+}
+
+/// One directory, key or pending value.
+#[derive(Debug)]
+pub struct Node {
+    generation: u32,
+    /// The directory that lists it (or would).
+    pub parent: Slot,
+    /// Its number among the tenants; meaningless for the root.
+    pub tenant: u32,
+    /// References handed out.
+    refs: u32,
+    /// Handles that may change the content in place.
+    pub writers: u32,
+    /// Where it stands.
+    pub state: State,
+    /// What it is.
+    pub kind: RecordKind,
+    /// Out of eviction's reach.
+    pub pinned: bool,
+    /// Allocated blocks of 512 bytes that usage counts for it.
+    pub blocks: u64,
+    cookie: u64,
+    /// Its name in `parent`.
+    pub name: Box<[u8]>,
+    /// What only directories have.
+    pub dir: Option<Box<Directory>>,
+}
+
+/// What a tenant, or the store, holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Allocated bytes of all records.
+    pub bytes: u64,
+    /// Values and symlinks.
+    pub keys: u64,
+}
+
+/// A tenant as the index knows it.
+#[derive(Debug)]
+pub struct TenantEntry {
+    /// Name, epoch and directory.
+    pub home: Arc<Home>,
+    /// Its directory node.
+    pub node: NodeId,
+    /// What it holds.
+    pub usage: Usage,
+    /// Its quota.
+    pub quota_bytes: Option<u64>,
+    /// False once removed by rmdir.
+    pub live: bool,
+}
+
+/// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes
+/// ([`Index::check`] recomputes both).
+pub struct Index {
+    nodes: Vec<Node>,
+    free: Vec<Slot>,
+    names: HashTable<Slot>,
+    hasher: DefaultHashBuilder,
+    /// Tenants in order of creation; a number is never reused.
+    pub tenants: Vec<TenantEntry>,
+    /// What the store holds.
+    pub usage: Usage,
+    /// Bytes promised to publications under way.
+    pub reserved_bytes: u64,
+    /// Bytes that eviction may not take.
+    pub pinned_bytes: u64,
+    /// Eviction order of every linked value and symlink.
+    pub policy: Box<dyn Policy>,
+}
+
+fn gone() -> Error {
+    Error::new(Kind::NotFound, "no such key any more")
+}
+
+impl Index {
+    /// An index with nothing but the root directory.
+    pub fn new(policy: Box<dyn Policy>, root: DirAttr) -> Self {
+        let node = |state, dir| Node {
+            generation: 0,
+            parent: ROOT_SLOT,
+            tenant: u32::MAX,
+            refs: 1,
+            writers: 0,
+            state,
+            kind: RecordKind::Directory,
+            pinned: false,
+            blocks: 0,
+            cookie: 0,
+            name: Box::default(),
+            dir,
+        };
+        Index {
+            // Slot 0 stays unused, so that no node has number 0.
+            nodes: vec![
+                node(State::Free, None),
+                node(State::Linked, Some(Box::new(Directory::new(root, true)))),
+            ],
+            free: Vec::new(),
+            names: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            tenants: Vec::new(),
+            usage: Usage::default(),
+            reserved_bytes: 0,
+            pinned_bytes: 0,
+            policy,
+        }
+    }
+
+    /// The node of this number, in whatever state.
+    pub fn get(&self, id: NodeId) -> Result<&Node> {
+        let node = self.nodes.get(id.slot() as usize).ok_or_else(gone)?;
+        if node.state == State::Free || node.generation != id.generation() { Err(gone()) } else { Ok(node) }
+    }
+
+    /// The node of this number, in whatever state.
+    pub fn get_mut(&mut self, id: NodeId) -> Result<&mut Node> {
+        self.get(id)?;
+        Ok(&mut self.nodes[id.slot() as usize])
+    }
+
+    /// The node of this number if its name is still there.
+    pub fn linked(&self, id: NodeId) -> Result<&Node> {
+        let node = self.get(id)?;
+        if node.state == State::Linked { Ok(node) } else { Err(gone()) }
+    }
+
+    /// The node in a slot that is known to be in use.
+    pub fn at(&self, slot: Slot) -> &Node {
+        &self.nodes[slot as usize]
+    }
+
+    /// The full number of the node in a slot.
+    pub fn id_of(&self, slot: Slot) -> NodeId {
+        NodeId::new(slot, self.nodes[slot as usize].generation)
+    }
+
+    /// The directory part of a linked directory.
+    pub fn dir(&self, id: NodeId) -> Result<&Directory> {
+        self.linked(id)?.dir.as_deref().ok_or_else(|| Error::new(Kind::NotDirectory, "not a directory"))
+    }
+
+    /// The directory part of a linked directory.
+    pub fn dir_mut(&mut self, id: NodeId) -> Result<&mut Directory> {
+        self.linked(id)?;
+        let dir = self.nodes[id.slot() as usize].dir.as_deref_mut();
+        dir.ok_or_else(|| Error::new(Kind::NotDirectory, "not a directory"))
+    }
+
+    fn hash(&self, parent: Slot, name: &[u8]) -> u64 {
+        self.hasher.hash_one((parent, name))
+    }
+
+    /// The entry `name` of a directory.
+    pub fn child(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
+        let slot = parent.slot();
+        let found = self.names.find(self.hash(slot, name), |&s| {
+            let n = &self.nodes[s as usize];
+            n.parent == slot && *n.name == *name
+        });
+        found.map(|&s| self.id_of(s))
+    }
+
+    /// The key that the path to this node spells: the components below its tenant.
+    pub fn key_of(&self, slot: Slot) -> Result<Key> {
+        let mut parts = Vec::with_capacity(8);
+        let (mut at, mut bytes) = (slot, 0);
+        while self.nodes[at as usize].parent != ROOT_SLOT {
+            let name = &self.nodes[at as usize].name;
+            bytes += name.len() + 1;
+            parts.push(at);
+            at = self.nodes[at as usize].parent;
+        }
+        let mut key = Vec::with_capacity(bytes);
+        for &part in parts.iter().rev() {
+            if !key.is_empty() {
+                key.push(b'/');
+            }
+            key.extend_from_slice(&self.nodes[part as usize].name);
+        }
+        Key::new(key)
+    }
+
+    /// Length of the key of a new entry `name` of `parent`, in bytes.
+    pub fn key_bytes(&self, parent: Slot, name: &[u8]) -> usize {
+        let (mut at, mut bytes) = (parent, name.len());
+        while at != ROOT_SLOT && self.nodes[at as usize].parent != ROOT_SLOT {
+            bytes += self.nodes[at as usize].name.len() + 1;
+            at = self.nodes[at as usize].parent;
+        }
+        bytes
+    }
+
+    /// Whether this is the directory of a tenant.
+    pub fn is_tenant_dir(&self, slot: Slot) -> bool {
+        slot != ROOT_SLOT && self.nodes[slot as usize].parent == ROOT_SLOT
+    }
+
+    /// The tenant that a node belongs to; an error for the root.
+    pub fn tenant_of(&self, id: NodeId) -> Result<&TenantEntry> {
+        let node = self.get(id)?;
+        self.tenants.get(node.tenant as usize).ok_or_else(|| {
+            Error::new(Kind::NotPermitted, "only tenant directories stand at the root of the mount")
+        })
+    }
+
+    /// Adds a node that is not linked yet, with one reference.
+    pub fn add_pending(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        tenant: u32,
+        kind: RecordKind,
+        dir: Option<Directory>,
+    ) -> NodeId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(Node {
+                generation: 0,
+                parent: 0,
+                tenant: 0,
+                refs: 0,
+                writers: 0,
+                state: State::Free,
+                kind,
+                pinned: false,
+                blocks: 0,
+                cookie: 0,
+                name: Box::default(),
+                dir: None,
+            });
+            (self.nodes.len() - 1) as Slot
+        });
+        let node = &mut self.nodes[slot as usize];
+        *node = Node {
+            generation: node.generation,
+            parent: parent.slot(),
+            tenant,
+            refs: 1,
+            writers: 0,
+            state: State::Pending,
+            kind,
+            pinned: false,
+            blocks: 0,
+            cookie: 0,
+            name: name.into(),
+            dir: dir.map(Box::new),
+        };
+        NodeId::new(slot, node.generation)
+    }
+
+    /// Links a pending node under its parent and name; what stood there becomes an orphan and is returned.
+    /// The parent must be a linked directory.
+    pub fn link(&mut self, id: NodeId, blocks: u64, now: Timespec) -> Result<Option<NodeId>> {
+        let node = self.get(id)?;
+        let parent = self.id_of(node.parent);
+        self.dir(parent)?;
+        let replaced = self.child(parent, &self.nodes[id.slot() as usize].name);
+        if let Some(old) = replaced {
+            self.unlink(old, now)?;
+        }
+        let slot = id.slot();
+        let is_dir = self.nodes[slot as usize].dir.is_some();
+        let dir = self.dir_mut(parent)?;
+        let cookie = dir.next_cookie;
+        dir.next_cookie += 1;
+        dir.children.insert(cookie, slot);
+        dir.subdirs += u32::from(is_dir);
+        (dir.attr.mtime, dir.attr.ctime, dir.dirty) = (now, now, true);
+        let node = &mut self.nodes[slot as usize];
+        (node.cookie, node.state) = (cookie, State::Linked);
+        let hash = self.hash(parent.slot(), &self.nodes[slot as usize].name);
+        let (nodes, hasher) = (&self.nodes, &self.hasher);
+        self.names.insert_unique(hash, slot, |&s| {
+            let n = &nodes[s as usize];
+            hasher.hash_one((n.parent, &*n.name))
+        });
+        self.set_blocks(id, blocks)?;
+        if !is_dir {
+            self.count_keys(slot, 1);
+            self.policy.insert(slot);
+        }
+        Ok(replaced)
+    }
+
+    /// Takes a linked node's name away. It lives on as an orphan while anyone refers to it.
+    pub fn unlink(&mut self, id: NodeId, now: Timespec) -> Result<()> {
+        self.linked(id)?;
+        let slot = id.slot();
+        self.set_blocks(id, 0)?;
+        self.set_pinned(id, false)?;
+        let is_dir = self.nodes[slot as usize].dir.is_some();
+        if !is_dir {
+            self.count_keys(slot, -1);
+            self.policy.remove(slot);
+        }
+        self.detach(id, now)?;
+        self.nodes[slot as usize].state = State::Orphan;
+        self.drop_if_unused(slot);
+        Ok(())
+    }
+
+    /// Removes a linked node from its parent's list and the table of names.
+    fn detach(&mut self, id: NodeId, now: Timespec) -> Result<()> {
+        let slot = id.slot();
+        let (parent, cookie) = (self.nodes[slot as usize].parent, self.nodes[slot as usize].cookie);
+        let is_dir = self.nodes[slot as usize].dir.is_some();
+        let hash = self.hash(parent, &self.nodes[slot as usize].name);
+        if let Ok(entry) = self.names.find_entry(hash, |&s| s == slot) {
+            entry.remove();
+        }
+        let dir = self.dir_mut(self.id_of(parent))?;
+        dir.children.remove(&cookie);
+        dir.subdirs -= u32::from(is_dir);
+        (dir.attr.mtime, dir.attr.ctime, dir.dirty) = (now, now, true);
+        Ok(())
+    }
+
+    /// Moves a linked node to another parent and name; what stood there becomes an orphan and is returned.
+    pub fn relink(
+        &mut self,
+        id: NodeId,
+        parent: NodeId,
+        name: &[u8],
+        now: Timespec,
+    ) -> Result<Option<NodeId>> {
+        self.linked(id)?;
+        self.dir(parent)?;
+        let slot = id.slot();
+        let (blocks, pinned) = (self.nodes[slot as usize].blocks, self.nodes[slot as usize].pinned);
+        let is_dir = self.nodes[slot as usize].dir.is_some();
+        self.set_blocks(id, 0)?;
+        if !is_dir {
+            self.count_keys(slot, -1);
+        }
+        self.detach(id, now)?;
+        let node = &mut self.nodes[slot as usize];
+        (node.parent, node.name, node.state) = (parent.slot(), name.into(), State::Pending);
+        let replaced = self.link(id, blocks, now)?;
+        self.set_pinned(id, pinned)?;
+        Ok(replaced)
+    }
+
+    /// Exchanges the places of two linked nodes.
+    pub fn exchange(&mut self, a: NodeId, b: NodeId, now: Timespec) -> Result<()> {
+        let place = |node: &Node| (node.parent, node.name.clone());
+        let (a_place, b_place) = (place(self.linked(a)?), place(self.linked(b)?));
+        // `a` waits under an unused name of its own parent's: its slot's, behind a byte that no path component has.
+        let parking = [b"/".as_slice(), &a.0.to_le_bytes()].concat();
+        self.relink(a, self.id_of(a_place.0), &parking, now)?;
+        self.relink(b, self.id_of(a_place.0), &a_place.1, now)?;
+        self.relink(a, self.id_of(b_place.0), &b_place.1, now)?;
+        Ok(())
+    }
+
+    /// Gives a pending node another place to be linked at.
+    pub fn retarget(&mut self, id: NodeId, parent: NodeId, name: &[u8]) -> Result<()> {
+        let node = self.get_mut(id)?;
+        (node.parent, node.name) = (parent.slot(), name.into());
+        Ok(())
+    }
+
+    /// Gives a pending node up: it will never be linked.
+    pub fn abandon(&mut self, id: NodeId) {
+        if let Ok(node) = self.get_mut(id)
+            && node.state == State::Pending
+        {
+            node.state = State::Orphan;
+            self.drop_if_unused(id.slot());
+        }
+    }
+
+    /// Counts one more reference.
+    pub fn retain(&mut self, id: NodeId) -> Result<()> {
+        let node = self.get_mut(id)?;
+        node.refs = node.refs.saturating_add(1);
+        Ok(())
+    }
+
+    /// Gives references back.
+    pub fn release(&mut self, id: NodeId, n: u64) {
+        if let Ok(node) = self.get_mut(id) {
+            node.refs = node.refs.saturating_sub(u32::try_from(n).unwrap_or(u32::MAX));
+            self.drop_if_unused(id.slot());
+        }
+    }
+
+    fn drop_if_unused(&mut self, slot: Slot) {
+        let node = &mut self.nodes[slot as usize];
+        if node.state == State::Orphan && node.refs == 0 && node.writers == 0 {
+            node.state = State::Free;
+            node.generation = node.generation.wrapping_add(1);
+            node.name = Box::default();
+            node.dir = None;
+            self.free.push(slot);
+        }
+    }
+
+    /// Counts a handle that may change the content in place, or one fewer; how many there are.
+    pub fn add_writers(&mut self, id: NodeId, n: i32) -> Result<u32> {
+        let node = self.get_mut(id)?;
+        node.writers = node.writers.saturating_add_signed(n);
+        let left = node.writers;
+        self.drop_if_unused(id.slot());
+        Ok(left)
+    }
+
+    /// Sets what usage counts for a linked node.
+    pub fn set_blocks(&mut self, id: NodeId, blocks: u64) -> Result<()> {
+        let node = self.linked(id)?;
+        let (old, new, tenant, pinned) = (node.blocks * 512, blocks * 512, node.tenant as usize, node.pinned);
+        self.nodes[id.slot() as usize].blocks = blocks;
+        self.usage.bytes = self.usage.bytes - old + new;
+        if pinned {
+            self.pinned_bytes = self.pinned_bytes - old + new;
+        }
+        if let Some(t) = self.tenants.get_mut(tenant) {
+            t.usage.bytes = t.usage.bytes - old + new;
+        }
+        Ok(())
+    }
+
+    /// Pins or unpins a linked node.
+    pub fn set_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
+        let node = self.linked(id)?;
+        let bytes = node.blocks * 512;
+        match (node.pinned, pinned) {
+            (false, true) => self.pinned_bytes += bytes,
+            (true, false) => self.pinned_bytes -= bytes,
+            _ => {}
+        }
+        self.nodes[id.slot() as usize].pinned = pinned;
+        Ok(())
+    }
+
+    fn count_keys(&mut self, slot: Slot, n: i64) {
+        let tenant = self.nodes[slot as usize].tenant as usize;
+        self.usage.keys = self.usage.keys.saturating_add_signed(n);
+        if let Some(t) = self.tenants.get_mut(tenant) {
+            t.usage.keys = t.usage.keys.saturating_add_signed(n);
+        }
+    }
+
+    /// The coldest value that may go, of one tenant or of all, other than `protect` and `skip`.
+    pub fn victim_of(&self, tenant: Option<u32>, protect: Option<NodeId>, skip: &[NodeId]) -> Option<NodeId> {
+        let slot = self.policy.victim(&mut |slot| {
+            let id = self.id_of(slot);
+            let node = &self.nodes[slot as usize];
+            !node.pinned
+                && node.writers == 0
+                && tenant.is_none_or(|t| node.tenant == t)
+                && Some(id) != protect
+                && !skip.contains(&id)
+        });
+        slot.map(|s| self.id_of(s))
+    }
+
+    /// Nodes in use, for status and tests.
+    pub fn node_count(&self) -> usize {
+        self.nodes.iter().filter(|n| n.state != State::Free).count()
+    }
+
+    /// All linked nodes below the root.
+    pub fn linked_slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        (2..self.nodes.len() as Slot).filter(|&s| self.nodes[s as usize].state == State::Linked)
+    }
+
+    /// Recomputes every sum; what differs, as sentences.
+    pub fn check(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut sums = vec![Usage::default(); self.tenants.len()];
+        let mut pinned = 0;
+        for slot in self.linked_slots() {
+            let node = self.at(slot);
+            if let Some(sum) = sums.get_mut(node.tenant as usize) {
+                sum.bytes += node.blocks * 512;
+                sum.keys += u64::from(node.dir.is_none());
+            }
+            pinned += if node.pinned { node.blocks * 512 } else { 0 };
+            if self.child(self.id_of(node.parent), &node.name) != Some(self.id_of(slot)) {
+                found.push(format!("node {slot} is not found by its name"));
+            }
+        }
+        for (sum, tenant) in sums.iter().zip(&self.tenants) {
+            if *sum != tenant.usage {
+                found
+                    .push(format!("tenant {} holds {sum:?}, counted {:?}", tenant.home.tenant, tenant.usage));
+            }
+        }
+        let total =
+            Usage { bytes: sums.iter().map(|s| s.bytes).sum(), keys: sums.iter().map(|s| s.keys).sum() };
+        if total != self.usage {
+            found.push(format!("the store holds {total:?}, counted {:?}", self.usage));
+        }
+        if pinned != self.pinned_bytes {
+            found.push(format!("{pinned} bytes are pinned, counted {}", self.pinned_bytes));
+        }
+        if self.policy.len() as u64 != self.usage.keys {
+            found.push(format!("{} keys in eviction order, {} exist", self.policy.len(), self.usage.keys));
+        }
+        found
+    }
+}

@@ -1,0 +1,450 @@
+//! The namespace: look up, list, make and remove directories, unlink, rename.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Store;
+use super::index::{DirAttr, NodeId, ROOT};
+use super::object::{Found, Place, absent};
+use super::writer::Owner;
+use crate::error::{Error, Kind, Result};
+use crate::format::record::{MAX_XATTR_BYTES, Record};
+use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
+use crate::os::{self, Attr, RenameHow, Timespec};
+
+/// Attributes of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeAttr {
+    /// What it is.
+    pub kind: RecordKind,
+    /// Attributes; of a symlink, the size is its target's length.
+    pub attr: Attr,
+    /// Links: 1, and for directories 2 and one a subdirectory.
+    pub links: u32,
+}
+
+/// Which key a node is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Owner.
+    pub tenant: crate::key::Tenant,
+    /// Key.
+    pub key: Key,
+    /// Epoch of the record.
+    pub epoch: crate::key::Epoch,
+    /// Name of the record.
+    pub digest: crate::key::Digest,
+}
+
+/// One entry of a listing.
+#[derive(Debug)]
+pub struct ListEntry {
+    /// Where the listing goes on behind this entry.
+    pub cookie: u64,
+    /// The node.
+    pub node: NodeId,
+    /// What it is.
+    pub kind: RecordKind,
+    /// The name.
+    pub name: Box<[u8]>,
+}
+
+impl Store {
+    /// The entry `name` of a directory; takes no reference.
+    pub fn child(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.index.lock().child(parent, name)
+    }
+
+    /// Attributes of a linked node; `None` when it is gone.
+    pub fn attr(&self, id: NodeId) -> Result<Option<NodeAttr>> {
+        let (home, place) = {
+            let index = self.index.lock();
+            let Ok(node) = index.linked(id) else { return Ok(None) };
+            if let Some(dir) = &node.dir {
+                let (attr, links) = (attr_of_dir(&dir.attr, node.blocks), 2 + dir.subdirs);
+                return Ok(Some(NodeAttr { kind: RecordKind::Directory, attr, links }));
+            }
+            let home = Arc::clone(&index.tenant_of(id)?.home);
+            let place = Place::new(&home, index.key_of(id.slot())?, node.kind);
+            (home, place)
+        };
+        let attr = match home.dir.open_file(place.path(), false) {
+            Ok(Some(file)) => os::stat(&file)?,
+            Ok(None) => {
+                let _key = self.keys.lock(place.digest);
+                self.open_or_forget(&home, &place, id, false)?;
+                return Ok(None);
+            }
+            Err(e) => return Err(e),
+        };
+        let mut index = self.index.lock();
+        match index.linked(id) {
+            Ok(node) if node.blocks != attr.blocks => index.set_blocks(id, attr.blocks)?,
+            Ok(_) => {}
+            Err(_) => return Ok(None),
+        }
+        Ok(Some(NodeAttr { kind: place.kind, attr, links: 1 }))
+    }
+
+    /// Counts a look-up of a key that does not exist.
+    pub fn count_miss(&self) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a use of a linked value.
+    pub fn touch(&self, id: NodeId) {
+        let mut index = self.index.lock();
+        if index.linked(id).is_ok_and(|n| n.dir.is_none()) {
+            index.policy.touch(id.slot());
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where a linked node stands: its directory, and its name there.
+    pub fn place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
+        let index = self.index.lock();
+        let node = index.linked(id)?;
+        Ok((index.id_of(node.parent), node.name.clone()))
+    }
+
+    /// Whether any record of the store may have an ACL: without one, nobody need look.
+    pub fn has_acls(&self) -> bool {
+        self.acls.load(Ordering::Relaxed)
+    }
+
+    /// From now on records of the store may have ACLs. Kept on disk, so that a restart knows.
+    pub fn note_acls(&self) {
+        if !self.acls.swap(true, Ordering::Relaxed)
+            && let Err(e) = os::xattr_set(&self.data, super::ACLS_XATTR, b"1", os::XattrMode::Set)
+        {
+            log::warn!("ACLs are in force until the next start only: {e}");
+        }
+    }
+
+    /// Whether a node still has its name.
+    pub fn is_named(&self, id: NodeId) -> bool {
+        self.index
+            .lock()
+            .get(id)
+            .is_ok_and(|n| matches!(n.state, super::index::State::Linked | super::index::State::Pending))
+    }
+
+    /// Whether this is the directory of a tenant.
+    pub fn is_tenant_dir(&self, id: NodeId) -> bool {
+        let index = self.index.lock();
+        index.get(id).is_ok() && index.is_tenant_dir(id.slot())
+    }
+
+    /// The tenant and key of a node, and the epoch of its home.
+    pub fn identity(&self, id: NodeId) -> Result<Identity> {
+        let index = self.index.lock();
+        let kind = index.get(id)?.kind;
+        let home = &index.tenant_of(id)?.home;
+        let key = index.key_of(id.slot())?;
+        let digest = crate::key::Digest::of(&home.tenant, key.as_bytes(), kind);
+        Ok(Identity { tenant: home.tenant.clone(), key, epoch: home.epoch, digest })
+    }
+
+    /// Counts a reference to a node, to be given back with [`Store::release`].
+    pub fn retain(&self, id: NodeId) -> Result<()> {
+        self.index.lock().retain(id)
+    }
+
+    /// Gives references back.
+    pub fn release(&self, id: NodeId, n: u64) {
+        self.index.lock().release(id, n);
+    }
+
+    /// A linked node's parent directory.
+    pub fn parent(&self, id: NodeId) -> Result<NodeId> {
+        let index = self.index.lock();
+        let parent = index.get(id)?.parent;
+        Ok(index.id_of(parent))
+    }
+
+    /// Up to `max` entries behind `cookie`.
+    pub fn list(&self, dir: NodeId, cookie: u64, max: usize) -> Result<Vec<ListEntry>> {
+        let index = self.index.lock();
+        let children = &index.dir(dir)?.children;
+        let behind = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
+        Ok(children
+            .range(behind)
+            .take(max)
+            .map(|(&cookie, &slot)| {
+                let node = index.at(slot);
+                ListEntry { cookie, node: index.id_of(slot), kind: node.kind, name: node.name.clone() }
+            })
+            .collect())
+    }
+
+    /// Makes a directory below a tenant.
+    pub fn make_dir(self: &Arc<Self>, parent: NodeId, name: &[u8], owner: Owner) -> Result<NodeId> {
+        if parent == ROOT {
+            return self.make_tenant(name, owner.mode, owner.uid, owner.gid);
+        }
+        if self.child(parent, name).is_some() {
+            return Err(Error::new(Kind::Exists, "the name is taken"));
+        }
+        let mut staged = self.stage(parent, name, RecordKind::Directory, owner)?;
+        self.publish(&mut staged, false)?;
+        self.release(staged.node(), 1);
+        Ok(staged.node())
+    }
+
+    /// Makes a symbolic link.
+    pub fn make_symlink(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+        owner: Owner,
+    ) -> Result<NodeId> {
+        if self.child(parent, name).is_some() {
+            return Err(Error::new(Kind::Exists, "the name is taken"));
+        }
+        let mut staged = self.stage(parent, name, RecordKind::Symlink, owner)?;
+        let written = std::io::Write::write_all(&mut &**staged.file(), target);
+        written.map_err(|e| Error::os("cannot write a symbolic link", e))?;
+        self.publish(&mut staged, false)?;
+        self.release(staged.node(), 1);
+        Ok(staged.node())
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, id: NodeId) -> Result<Vec<u8>> {
+        let (file, attr) = self
+            .open_value(id)?
+            .ok_or_else(|| Error::new(Kind::NotFound, "no such symbolic link any more"))?;
+        let mut target = Vec::with_capacity(attr.size_bytes as usize);
+        std::io::Read::read_to_end(&mut &file, &mut target)
+            .map_err(|e| Error::os("cannot read a symbolic link", e))?;
+        Ok(target)
+    }
+
+    /// Removes a value or symlink.
+    pub fn unlink(&self, parent: NodeId, name: &[u8]) -> Result<()> {
+        let id = self.child(parent, name).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
+        let (home, place) = self.place_of(id)?;
+        if place.kind == RecordKind::Directory {
+            return Err(Error::new(Kind::IsDirectory, format!("{} is a directory", place.key)));
+        }
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        if self.child(parent, name) != Some(id) {
+            return Err(absent(&place.key));
+        }
+        step!("unlink.record");
+        self.delete_record(&home, &place)?;
+        self.index.lock().unlink(id, Timespec::now())
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, parent: NodeId, name: &[u8]) -> Result<()> {
+        if parent == ROOT {
+            return self.remove_tenant(name);
+        }
+        let id = self.child(parent, name).ok_or_else(|| Error::new(Kind::NotFound, "no such directory"))?;
+        let (home, place) = self.place_of(id)?;
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _key = self.keys.lock(place.digest);
+        {
+            // From here on nothing can be linked into it: the index has no such directory any more.
+            let mut index = self.index.lock();
+            if !index.dir(id)?.children.is_empty() {
+                return Err(Error::new(Kind::NotEmpty, format!("{} is not empty", place.key)));
+            }
+            index.unlink(id, Timespec::now())?;
+        }
+        self.delete_record(&home, &place)
+    }
+
+    /// Moves a linked node to another name of its tenant; what stood there is replaced atomically and returned.
+    /// A directory moves only while it is empty.
+    pub fn rename(
+        &self,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        how: RenameHow,
+    ) -> Result<Option<NodeId>> {
+        let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
+        let (home, old) = self.place_of(id)?;
+        let (target, new) = self.rename_target(&home, id, to, old.kind)?;
+        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _keys = self.keys.lock_two(old.digest, new.digest);
+        if self.child(from.0, from.1) != Some(id) || self.child(to.0, to.1) != target {
+            // Somebody was faster; their outcome is as good an order as ours.
+            return Err(absent(&old.key));
+        }
+        match (target, how) {
+            (Some(_), RenameHow::NoReplace) => {
+                return Err(Error::new(Kind::Exists, format!("{} exists", new.key)));
+            }
+            (None, RenameHow::Exchange) => return Err(absent(&new.key)),
+            (Some(other), RenameHow::Exchange) => {
+                self.exchange_records(&home, &old, &new)?;
+                self.index.lock().exchange(id, other, Timespec::now())?;
+                return Ok(None);
+            }
+            (Some(other), RenameHow::Replace) if other == id => return Ok(None),
+            _ => {}
+        }
+        let blocks = self.move_record(&home, &old, &new)?;
+        let mut index = self.index.lock();
+        let replaced = index.relink(id, to.0, to.1, Timespec::now())?;
+        if let Some(blocks) = blocks {
+            index.set_blocks(id, blocks)?;
+        }
+        self.counters.renames.fetch_add(1, Ordering::Relaxed);
+        Ok(replaced)
+    }
+
+    fn rename_target(
+        &self,
+        home: &super::tenants::Home,
+        id: NodeId,
+        to: (NodeId, &[u8]),
+        kind: RecordKind,
+    ) -> Result<(Option<NodeId>, Place)> {
+        let index = self.index.lock();
+        index.dir(to.0)?;
+        if to.0 == ROOT || index.tenant_of(to.0)?.home.number != home.number {
+            return Err(Error::new(Kind::CrossTenant, "a key cannot move to another tenant"));
+        }
+        if let Some(dir) = &index.linked(id)?.dir
+            && !dir.children.is_empty()
+        {
+            return Err(Error::new(
+                Kind::CrossTenant,
+                "a directory with entries cannot be renamed, only copied",
+            ));
+        }
+        if index.key_bytes(to.0.slot(), to.1) > MAX_KEY_BYTES {
+            return Err(Error::new(
+                Kind::NameTooLong,
+                format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+            ));
+        }
+        let target = index.child(to.0, to.1);
+        if let Some(target) = target {
+            match (&index.at(target.slot()).dir, kind) {
+                (Some(dir), RecordKind::Directory) if !dir.children.is_empty() => {
+                    return Err(Error::new(Kind::NotEmpty, "the target directory is not empty"));
+                }
+                (Some(_), RecordKind::Directory) | (None, RecordKind::File | RecordKind::Symlink) => {}
+                (Some(_), _) => return Err(Error::new(Kind::IsDirectory, "the target is a directory")),
+                (None, _) => return Err(Error::new(Kind::NotDirectory, "the target is no directory")),
+            }
+        }
+        let mut key = index.key_of(to.0.slot())?.as_bytes().to_vec();
+        if !key.is_empty() {
+            key.push(b'/');
+        }
+        key.extend_from_slice(to.1);
+        Ok((target, Place::new(home, Key::new(key)?, kind)))
+    }
+
+    /// Gives a record its new key, then its new name; what it occupies then. An implied directory has no record.
+    fn move_record(&self, home: &super::tenants::Home, old: &Place, new: &Place) -> Result<Option<u64>> {
+        let (file, mut record) = match self.open_record(home, old, false)? {
+            Found::Record(file, _, record) => (file, record),
+            Found::Absent if old.kind == RecordKind::Directory => return Ok(None),
+            _ => return Err(absent(&old.key)),
+        };
+        let from = self.shard(home, old.digest)?.ok_or_else(|| absent(&old.key))?;
+        let to = self.ensure_shard(home, new.digest)?;
+        (record.key, record.origin, record.epoch) = (new.key.clone(), Some(old.key.clone()), home.epoch);
+        if record.encode().is_err_and(|e| e.kind() == Kind::NameTooLong) {
+            return self.copy_record(home, (&file, record), old, new).map(Some);
+        }
+        step!("rename.metadata");
+        self.write_record(&file, &record)?;
+        step!("rename.move");
+        from.rename(old.digest.to_string(), &to, new.digest.to_string(), RenameHow::Replace)?;
+        step!("rename.moved");
+        if self.durable() {
+            os::sync_file(&file)?;
+            to.sync()?;
+            from.sync()?;
+        }
+        Ok(Some(os::stat(&file)?.blocks))
+    }
+
+    /// A rename of keys too long to stand in one record together: by a copy, so that no step loses the value.
+    fn copy_record(
+        &self,
+        home: &super::tenants::Home,
+        source: (&std::fs::File, Record),
+        old: &Place,
+        new: &Place,
+    ) -> Result<u64> {
+        let (file, mut record) = source;
+        record.origin = None;
+        debug_assert!(new.key.as_bytes().len() < MAX_XATTR_BYTES);
+        let attr = os::stat(file)?;
+        let name = format!("{}.{}", new.digest, self.next_serial());
+        let copy = self.staging.create_file(&name, attr.mode)?;
+        let done = (|| {
+            os::truncate(&copy, attr.size_bytes)?;
+            let mut at = 0;
+            while at < attr.size_bytes {
+                match os::copy_range(file, at, &copy, at, (attr.size_bytes - at).min(1 << 30) as usize)? {
+                    0 => break,
+                    n => at += n as u64,
+                }
+            }
+            for name in os::xattr_list(file)?.iter().filter(|n| n.starts_with("user.")) {
+                if let Some(value) = os::xattr_get(file, name, 64 * 1024)? {
+                    os::xattr_set(&copy, name, &value, os::XattrMode::Set)?;
+                }
+            }
+            self.write_record(&copy, &record)?;
+            os::chown(&copy, Some(attr.uid), Some(attr.gid))?;
+            os::chmod(&copy, attr.mode)?;
+            os::set_times(&copy, os::SetTime::At(attr.atime), os::SetTime::At(attr.mtime))?;
+            if self.durable() {
+                os::sync_file(&copy)?;
+            }
+            let to = self.ensure_shard(home, new.digest)?;
+            self.staging.rename(&name, &to, new.digest.to_string(), RenameHow::Replace)?;
+            if self.durable() { to.sync() } else { Ok(()) }
+        })();
+        if let Err(e) = done {
+            self.staging.unlink(&name)?;
+            return Err(e);
+        }
+        self.delete_record(home, old)?;
+        Ok(os::stat(&copy)?.blocks)
+    }
+
+    fn exchange_records(&self, home: &super::tenants::Home, a: &Place, b: &Place) -> Result<()> {
+        if a.kind == RecordKind::Directory || b.kind == RecordKind::Directory {
+            return Err(Error::new(Kind::Invalid, "directories cannot be exchanged"));
+        }
+        let open = |place: &Place| match self.open_record(home, place, false)? {
+            Found::Record(file, _, record) => Ok((file, record)),
+            _ => Err(absent(&place.key)),
+        };
+        let ((a_file, mut a_rec), (b_file, mut b_rec)) = (open(a)?, open(b)?);
+        (a_rec.key, a_rec.origin) = (b.key.clone(), Some(a.key.clone()));
+        (b_rec.key, b_rec.origin) = (a.key.clone(), Some(b.key.clone()));
+        let (a_shard, b_shard) = (self.ensure_shard(home, a.digest)?, self.ensure_shard(home, b.digest)?);
+        self.write_record(&a_file, &a_rec)?;
+        self.write_record(&b_file, &b_rec)?;
+        a_shard.rename(a.digest.to_string(), &b_shard, b.digest.to_string(), RenameHow::Exchange)
+    }
+}
+
+fn attr_of_dir(dir: &DirAttr, blocks: u64) -> Attr {
+    Attr {
+        mode: libc::S_IFDIR | (dir.mode & 0o7777),
+        uid: dir.uid,
+        gid: dir.gid,
+        size_bytes: 4096,
+        blocks,
+        atime: dir.atime,
+        mtime: dir.mtime,
+        ctime: dir.ctime,
+        dev: 0,
+        ino: 0,
+    }
+}

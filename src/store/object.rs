@@ -1,0 +1,170 @@
+//! One record's file: found by digest, believed only after validation, moved into place by rename.
+
+use std::fs::File;
+use std::sync::atomic::Ordering;
+
+use super::Store;
+use super::tenants::Home;
+use crate::error::{Error, Kind, Result};
+use crate::format::{layout, record, record::Record};
+use crate::key::{Digest, Key, RecordKind};
+use crate::os::{self, Attr, Dir, XattrMode};
+
+/// Where a record of a home stands.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The key.
+    pub key: Key,
+    /// What is there.
+    pub kind: RecordKind,
+    /// The file's name.
+    pub digest: Digest,
+}
+
+impl Place {
+    /// The place of `key` in `home`.
+    pub fn new(home: &Home, key: Key, kind: RecordKind) -> Self {
+        let digest = Digest::of(&home.tenant, key.as_bytes(), kind);
+        Place { key, kind, digest }
+    }
+
+    /// Path below the epoch directory.
+    pub fn path(&self) -> String {
+        format!("{}/{}", layout::shard(self.digest), self.digest)
+    }
+}
+
+/// What stands at a place.
+#[derive(Debug)]
+pub enum Found {
+    /// The record of this key.
+    Record(File, Attr, Record),
+    /// Nothing.
+    Absent,
+    /// A sound record of another key whose digest is the same: this key is absent.
+    OtherKey,
+    /// Something that is no record; the reason.
+    Invalid(&'static str),
+}
+
+/// Judges an open file: is it the record that its name says.
+pub fn judge(file: File, home: &Home, digest: Digest) -> Result<(Found, Option<Key>)> {
+    let attr = os::stat(&file)?;
+    if !attr.is_file() {
+        return Ok((Found::Invalid("it is not a regular file"), None));
+    }
+    let Some(packed) = os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64)? else {
+        return Ok((Found::Invalid("it has no record metadata"), None));
+    };
+    let Ok(rec) = Record::decode(&packed) else {
+        return Ok((Found::Invalid("its record metadata cannot be read"), None));
+    };
+    if rec.tenant != home.tenant {
+        return Ok((Found::Invalid("it belongs to another tenant"), None));
+    }
+    if !rec.editing && rec.payload_bytes != attr.size_bytes {
+        return Ok((Found::Invalid("its length is not what was published"), None));
+    }
+    let Some(key) = rec.key_at(digest).cloned() else {
+        return Ok((Found::Invalid("its key does not belong to its name"), None));
+    };
+    Ok((Found::Record(file, attr, rec), Some(key)))
+}
+
+impl Store {
+    /// Opens and validates the record at a place.
+    pub(super) fn open_record(&self, home: &Home, place: &Place, write: bool) -> Result<Found> {
+        let file = match home.dir.open_file(place.path(), write) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Found::Absent),
+            // A link or a foreign mount in the way, or a special file.
+            Err(e)
+                if matches!(
+                    e.errno(),
+                    libc::ELOOP | libc::EXDEV | libc::ENXIO | libc::EISDIR | libc::ENOTDIR
+                ) =>
+            {
+                return Ok(Found::Invalid("it is not a regular file"));
+            }
+            Err(e) => return Err(e),
+        };
+        let (found, key) = judge(file, home, place.digest)?;
+        match (&found, key) {
+            (Found::Record(_, _, rec), Some(key)) if key != place.key || rec.kind != place.kind => {
+                Ok(Found::OtherKey)
+            }
+            _ => Ok(found),
+        }
+    }
+
+    /// The shard directory of a digest.
+    pub(super) fn shard(&self, home: &Home, digest: Digest) -> Result<Option<Dir>> {
+        home.dir.open_dir_if_any(layout::shard(digest))
+    }
+
+    /// The shard directory of a digest, made where it is missing.
+    pub(super) fn ensure_shard(&self, home: &Home, digest: Digest) -> Result<Dir> {
+        if let Some(dir) = self.shard(home, digest)? {
+            return Ok(dir);
+        }
+        let (upper, lower) = layout::shard_levels(digest);
+        let upper_dir = home.dir.ensure_dir(upper, 0o700)?;
+        let dir = upper_dir.ensure_dir(lower, 0o700)?;
+        if self.durable() {
+            home.dir.sync()?;
+            upper_dir.sync()?;
+        }
+        Ok(dir)
+    }
+
+    /// Writes a record's metadata.
+    pub(super) fn write_record(&self, file: &File, rec: &Record) -> Result<()> {
+        let packed = rec.encode()?;
+        os::xattr_set(file, record::XATTR, &packed, XattrMode::Set)
+    }
+
+    /// Removes the record at a place; a record of another key is left, an invalid one is quarantined.
+    pub(super) fn delete_record(&self, home: &Home, place: &Place) -> Result<()> {
+        match self.open_record(home, place, false)? {
+            Found::Record(..) => {
+                if let Some(shard) = self.shard(home, place.digest)? {
+                    shard.unlink(place.digest.to_string())?;
+                    if self.durable() {
+                        shard.sync()?;
+                    }
+                }
+                Ok(())
+            }
+            Found::Invalid(why) => self.quarantine(home, place.digest, why),
+            Found::Absent | Found::OtherKey => Ok(()),
+        }
+    }
+
+    /// Keeps an invalid record aside for inspection: never served, never counted.
+    pub(super) fn quarantine(&self, home: &Home, digest: Digest, why: &str) -> Result<()> {
+        let path = layout::canonical_path(&home.tenant, home.epoch, digest);
+        let Some(shard) = self.shard(home, digest)? else { return Ok(()) };
+        let Some(attr) = shard.stat(digest.to_string())? else { return Ok(()) };
+        if !attr.is_file() {
+            log::warn!("{path} is not a regular file; it is left where it is and not served");
+            return Ok(());
+        }
+        let kept = self.quarantine_dir.entries()?.len();
+        if kept >= crate::config::limits::QUARANTINED_RECORDS {
+            shard.unlink(digest.to_string())?;
+            log::warn!("{path}: {why}; removed, since .quarantine already holds {kept} records");
+        } else {
+            let n = self.next_serial();
+            let name = format!("{}.{digest}.{n}", home.tenant);
+            shard.rename(digest.to_string(), &self.quarantine_dir, &name, os::RenameHow::Replace)?;
+            log::warn!("{path}: {why}; moved to data/{}/{name}", layout::QUARANTINE);
+        }
+        self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The error of a key that is not there (any more).
+pub(super) fn absent(key: &Key) -> Error {
+    Error::new(Kind::NotFound, format!("no such key: {key}"))
+}

@@ -1,0 +1,353 @@
+//! Room: the quota, reservations, eviction, and the keeper, the one thread that looks after them.
+//!
+//! INVARIANT: used + reserved bytes never pass the quota through a publication; a replacement reserves its whole size
+//! while the old value still counts. Values being written are staged outside that sum and watched: the keeper makes
+//! room for them early, and empties one that can never fit.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Store;
+use super::index::{Index, NodeId};
+use super::tenants::Home;
+use crate::config::limits;
+use crate::error::{Error, Kind, Result};
+use crate::os;
+
+/// A value being written, as the keeper sees it.
+pub(super) struct Watched {
+    file: Weak<File>,
+    doomed: Weak<AtomicBool>,
+}
+
+/// What wakes the keeper, and what it watches.
+#[derive(Default)]
+pub(super) struct Keeper {
+    staged: Mutex<HashMap<String, Watched>>,
+    work: Mutex<Work>,
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    pressed: bool,
+    stop: bool,
+}
+
+/// Why a key was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Over the store's quota.
+    Quota,
+    /// Over the tenant's quota.
+    TenantQuota,
+    /// The backing filesystem runs out of space.
+    FreeSpace,
+    /// Somebody asked.
+    Command,
+}
+
+/// Bytes promised to one publication; given back on drop, when the index counts them.
+pub(super) struct Reservation<'a> {
+    store: &'a Store,
+    bytes: u64,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.store.index.lock().reserved_bytes -= self.bytes;
+    }
+}
+
+impl Store {
+    /// The store's quota in bytes.
+    pub fn quota_bytes(&self) -> u64 {
+        self.quota.load(Ordering::Relaxed)
+    }
+
+    /// Sets the store's quota until it is opened again.
+    pub fn set_quota_bytes(&self, bytes: u64) {
+        self.quota.store(bytes, Ordering::Relaxed);
+        self.wake_keeper();
+    }
+
+    /// Most allocated bytes that one value can have: what eviction can free.
+    pub fn largest_value_bytes(&self) -> u64 {
+        self.quota_bytes().saturating_sub(self.index.lock().pinned_bytes)
+    }
+
+    fn percent_of_quota(&self, percent: u8) -> u64 {
+        (u128::from(self.quota_bytes()) * u128::from(percent) / 100) as u64
+    }
+
+    pub(super) fn no_space(&self, why: &str) -> Error {
+        Error::new(
+            Kind::NoSpace,
+            format!("{why} ({} of {} bytes used)", self.index.lock().usage.bytes, self.quota_bytes()),
+        )
+    }
+
+    /// Whether background eviction has work.
+    pub(super) fn over_high(&self, index: &Index) -> bool {
+        let keys_over = self.settings.quota.max_keys.is_some_and(|max| {
+            index.usage.keys > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
+        });
+        let tenant_over =
+            index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q));
+        let used = index.usage.bytes + self.staged_bytes.load(Ordering::Relaxed);
+        used > self.percent_of_quota(self.settings.quota.high_percent) || keys_over || tenant_over
+    }
+
+    /// Whether publishing `bytes` more would have to evict first.
+    pub fn must_evict_for(&self, bytes: u64) -> bool {
+        let index = self.index.lock();
+        let keys_full = self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
+        index.usage.bytes + index.reserved_bytes + bytes > self.quota_bytes() || keys_full
+    }
+
+    /// Promises `bytes` to a publication that will replace `old`, evicting what it must. Fails before anything is
+    /// touched when even then it could not fit.
+    pub(super) fn reserve(&self, home: &Home, bytes: u64, old: Option<NodeId>) -> Result<Reservation<'_>> {
+        let quota = self.quota_bytes();
+        {
+            let index = self.index.lock();
+            let old_bytes =
+                old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
+            if bytes + index.pinned_bytes + old_bytes > quota {
+                drop(index);
+                return Err(self.no_space("the value cannot be made to fit the quota"));
+            }
+            if let Some(limit) = index.tenants[home.number as usize].quota_bytes
+                && bytes + old_bytes > limit
+            {
+                return Err(Error::new(
+                    Kind::TenantQuota,
+                    format!("the value cannot be made to fit the {limit} bytes of tenant {}", home.tenant),
+                ));
+            }
+        }
+        let mut stuck = Vec::new();
+        loop {
+            let (victim, reason) = {
+                let mut index = self.index.lock();
+                let tenant = &index.tenants[home.number as usize];
+                let tenant_over = tenant.quota_bytes.is_some_and(|q| tenant.usage.bytes + bytes > q);
+                let keys_full =
+                    old.is_none() && self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
+                let over = index.usage.bytes + index.reserved_bytes + bytes > quota || keys_full;
+                if !over && !tenant_over {
+                    index.reserved_bytes += bytes;
+                    return Ok(Reservation { store: self, bytes });
+                }
+                let only = tenant_over.then_some(home.number);
+                let reason = if tenant_over { Reason::TenantQuota } else { Reason::Quota };
+                (index.victim_of(only, old, &stuck), reason)
+            };
+            let Some(victim) = victim.filter(|_| stuck.len() < limits::STUCK_VICTIMS) else {
+                return Err(match reason {
+                    Reason::TenantQuota => Error::new(
+                        Kind::TenantQuota,
+                        format!("nothing of tenant {} can be evicted for the value", home.tenant),
+                    ),
+                    _ => self.no_space("nothing can be evicted for the value"),
+                });
+            };
+            if let Err(e) = self.evict(victim, reason) {
+                log::warn!("cannot evict: {e}");
+                stuck.push(victim);
+            }
+        }
+    }
+
+    /// Room for `bytes` that are about to be allocated in one value.
+    pub fn room_for_allocation(&self, bytes: u64) -> Result<()> {
+        if bytes > self.largest_value_bytes() {
+            Err(self.no_space("the value is larger than the quota"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Evicts one value; what it occupied. A value that changed meanwhile is left, which is no error.
+    pub(super) fn evict(&self, id: NodeId, reason: Reason) -> Result<u64> {
+        let evicted = self.evict_unless_changed(id);
+        match &evicted {
+            Ok(Some(bytes)) => {
+                let by = &self.counters.evictions[reason as usize];
+                by.fetch_add(1, Ordering::Relaxed);
+                self.counters.evicted_bytes.fetch_add(*bytes, Ordering::Relaxed);
+            }
+            Ok(None) => {}
+            Err(_) => drop(self.counters.eviction_errors.fetch_add(1, Ordering::Relaxed)),
+        }
+        evicted.map(|bytes| bytes.unwrap_or(0))
+    }
+
+    fn evict_unless_changed(&self, id: NodeId) -> Result<Option<u64>> {
+        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
+        let _lease = home.fence.lease(home.epoch, std::time::Duration::ZERO)?;
+        let _key = self.keys.lock(place.digest);
+        {
+            let index = self.index.lock();
+            let same_key = index.key_of(id.slot()).is_ok_and(|k| k == place.key);
+            if !index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) || !same_key {
+                return Ok(None);
+            }
+        }
+        step!("evict.record");
+        self.delete_record(&home, &place)
+            .map_err(|e| Error::new(e.kind(), format!("{} of tenant {}: {e}", place.key, home.tenant)))?;
+        let (parent, name, bytes) = {
+            let mut index = self.index.lock();
+            let node = index.linked(id)?;
+            let (parent, name, bytes) = (node.parent, node.name.clone(), node.blocks * 512);
+            let parent = index.id_of(parent);
+            index.unlink(id, os::Timespec::now())?;
+            (parent, name, bytes)
+        };
+        self.tell_gone(parent, &name, id);
+        Ok(Some(bytes))
+    }
+
+    /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist).
+    pub(super) fn evict_down_to(&self, target_bytes: u64, target_keys: Option<u64>, reason: Reason) {
+        let mut stuck = Vec::new();
+        while stuck.len() < limits::STUCK_VICTIMS {
+            let victim = {
+                let index = self.index.lock();
+                let keys_over = target_keys.is_some_and(|max| index.usage.keys > max);
+                let used = index.usage.bytes + index.reserved_bytes;
+                if used <= target_bytes && !keys_over {
+                    return;
+                }
+                index.victim_of(None, None, &stuck)
+            };
+            let Some(victim) = victim else { return };
+            if let Err(e) = self.evict(victim, reason) {
+                log::warn!("cannot evict: {e}");
+                stuck.push(victim);
+            }
+        }
+    }
+
+    /// Evicts until `percent` of the quota is used: the control file's `evict`.
+    pub fn evict_to_percent(&self, percent: u8) {
+        self.evict_down_to(self.percent_of_quota(percent), None, Reason::Command);
+    }
+
+    /// Has the keeper look now.
+    pub(super) fn wake_keeper(&self) {
+        self.keeper.work.lock().pressed = true;
+        self.keeper.woken.notify_one();
+    }
+
+    pub(super) fn watch_staged(&self, name: &str, file: &Arc<File>, doomed: &Arc<AtomicBool>) {
+        let watched = Watched { file: Arc::downgrade(file), doomed: Arc::downgrade(doomed) };
+        let mut staged = self.keeper.staged.lock();
+        let first = staged.is_empty();
+        staged.insert(name.to_owned(), watched);
+        drop(staged);
+        if first {
+            self.keeper.woken.notify_one();
+        }
+    }
+
+    pub(super) fn forget_staged(&self, name: &str) {
+        self.keeper.staged.lock().remove(name);
+    }
+
+    /// Starts the keeper. It ends with the store.
+    pub(super) fn start_keeper(self: &Arc<Self>) -> Result<()> {
+        let (store, keeper) = (Arc::downgrade(self), Arc::clone(&self.keeper));
+        let run = move || {
+            loop {
+                let polling = !keeper.staged.lock().is_empty();
+                {
+                    let mut work = keeper.work.lock();
+                    if !work.pressed && !work.stop {
+                        let wait = if polling { limits::STAGED_POLL } else { limits::IDLE_POLL };
+                        keeper.woken.wait_for(&mut work, wait);
+                    }
+                    if work.stop {
+                        return;
+                    }
+                    work.pressed = false;
+                }
+                let Some(store) = store.upgrade() else { return };
+                store.keep();
+            }
+        };
+        let spawned = std::thread::Builder::new().name("fencefs-keeper".into()).spawn(run);
+        spawned.map(drop).map_err(|e| Error::os("cannot start the eviction thread", e))
+    }
+
+    pub(super) fn stop_keeper(&self) {
+        self.keeper.work.lock().stop = true;
+        self.keeper.woken.notify_one();
+    }
+
+    /// One look: staged bytes, watermarks, tenant quotas, free space.
+    fn keep(&self) {
+        self.count_staged();
+        let quota = &self.settings.quota;
+        if self.over_high(&self.index.lock()) {
+            let staged = self.staged_bytes.load(Ordering::Relaxed);
+            let target = self.percent_of_quota(quota.low_percent).saturating_sub(staged);
+            let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
+            self.evict_down_to(target, keys, Reason::Quota);
+            self.evict_tenants_over_quota();
+        }
+        self.defend_free_space();
+    }
+
+    fn evict_tenants_over_quota(&self) {
+        let mut stuck = Vec::new();
+        while stuck.len() < limits::STUCK_VICTIMS {
+            let victim = {
+                let index = self.index.lock();
+                let over = |t: &&super::index::TenantEntry| {
+                    t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q)
+                };
+                let number = index.tenants.iter().find(over).map(|t| t.home.number);
+                number.and_then(|n| index.victim_of(Some(n), None, &stuck))
+            };
+            let Some(victim) = victim else { return };
+            if self.evict(victim, Reason::TenantQuota).is_err() {
+                stuck.push(victim);
+            }
+        }
+    }
+
+    fn count_staged(&self) {
+        let largest = self.largest_value_bytes();
+        let mut sum = 0;
+        let files: Vec<_> =
+            self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
+        for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
+            let Ok(attr) = os::stat(&*file) else { continue };
+            if attr.allocated_bytes() > largest {
+                // It can never be published. Its writer learns that at close; its bytes go now.
+                doomed.store(true, Ordering::Release);
+                if let Err(e) = os::truncate(&*file, 0) {
+                    log::warn!("cannot empty a value that is larger than the quota: {e}");
+                }
+                continue;
+            }
+            sum += attr.allocated_bytes();
+        }
+        self.staged_bytes.store(sum, Ordering::Relaxed);
+    }
+
+    fn defend_free_space(&self) {
+        let Ok(space) = self.data.space() else { return };
+        let floor = (space.total_bytes / 50).min(limits::FREE_FLOOR_BYTES);
+        if space.available_bytes < floor {
+            let used = self.index.lock().usage.bytes;
+            self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
+        }
+    }
+}

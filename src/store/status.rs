@@ -1,0 +1,136 @@
+//! What the store says of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+use super::Store;
+use super::index::ROOT;
+
+/// Counters since the store was opened.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Values opened.
+    pub hits: AtomicU64,
+    /// Look-ups of keys that do not exist.
+    pub misses: AtomicU64,
+    /// Values published.
+    pub publications: AtomicU64,
+    /// Renames.
+    pub renames: AtomicU64,
+    /// Evictions by [`super::room::Reason`].
+    pub evictions: [AtomicU64; 4],
+    /// What evicted values occupied.
+    pub evicted_bytes: AtomicU64,
+    /// Victims that could not be removed.
+    pub eviction_errors: AtomicU64,
+    /// Records that failed validation.
+    pub quarantined: AtomicU64,
+}
+
+impl Counters {
+    /// Evictions for whatever reason.
+    pub fn evicted_keys(&self) -> u64 {
+        self.evictions.iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// A tenant's line of the status.
+#[derive(Debug, Serialize)]
+pub struct TenantStatus {
+    /// Name.
+    pub name: String,
+    /// The epoch that a new write is admitted under.
+    pub epoch: u64,
+    /// `ready`, while nothing is being removed.
+    pub state: &'static str,
+    /// Values and symlinks.
+    pub keys: u64,
+    /// Allocated bytes.
+    pub bytes: u64,
+    /// Quota, if any.
+    pub quota_bytes: Option<u64>,
+}
+
+/// The store's part of the status object.
+#[derive(Debug, Serialize)]
+pub struct StoreStatus {
+    /// Identity of the store.
+    pub storage_id: String,
+    /// `ready`, while nothing is being removed.
+    pub state: &'static str,
+    /// Quota.
+    pub quota_bytes: u64,
+    /// Allocated bytes of all records.
+    pub used_bytes: u64,
+    /// Values and symlinks.
+    pub keys: u64,
+    /// Policy.
+    pub evict: &'static str,
+    /// Keys evicted since the store was opened.
+    pub evicted_keys: u64,
+    /// Victims that could not be removed.
+    pub eviction_errors: u64,
+    /// Allocated bytes of values being written.
+    pub staged_bytes: u64,
+    /// Bytes out of eviction's reach.
+    pub pinned_bytes: u64,
+    /// Records that failed validation since the store was opened.
+    pub quarantined: u64,
+    /// Highest generation.
+    pub generation: u64,
+    /// Tenants, by name.
+    pub tenants: Vec<TenantStatus>,
+}
+
+impl Store {
+    /// A snapshot of the store's state.
+    pub fn status(&self) -> StoreStatus {
+        let index = self.index.lock();
+        let mut tenants: Vec<TenantStatus> = index
+            .tenants
+            .iter()
+            .filter(|t| t.live)
+            .map(|t| TenantStatus {
+                name: t.home.tenant.to_string(),
+                epoch: t.home.fence.epoch().0,
+                state: "ready",
+                keys: t.usage.keys,
+                bytes: t.usage.bytes,
+                quota_bytes: t.quota_bytes,
+            })
+            .collect();
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        StoreStatus {
+            storage_id: self.storage_id.to_string(),
+            state: "ready",
+            quota_bytes: self.quota_bytes(),
+            used_bytes: index.usage.bytes,
+            keys: index.usage.keys,
+            evict: self.settings.policy.as_str(),
+            evicted_keys: self.counters.evicted_keys(),
+            eviction_errors: self.counters.eviction_errors.load(Ordering::Relaxed),
+            staged_bytes: self.staged_bytes.load(Ordering::Relaxed),
+            pinned_bytes: index.pinned_bytes,
+            quarantined: self.counters.quarantined.load(Ordering::Relaxed),
+            generation: tenants.iter().map(|t| t.epoch).max().unwrap_or(0),
+            tenants,
+        }
+    }
+
+    /// Allocated bytes and keys of the whole store, or of one tenant, with the quota that bounds them.
+    pub fn usage(&self, tenant: Option<&crate::key::Tenant>) -> (u64, u64, u64) {
+        let index = self.index.lock();
+        let quota = self.quota_bytes();
+        let of_tenant = tenant
+            .and_then(|t| index.child(ROOT, t.as_str().as_bytes()))
+            .and_then(|node| index.tenant_of(node).ok())
+            .map(|t| (t.usage.bytes, t.usage.keys, t.quota_bytes.unwrap_or(quota).min(quota)));
+        of_tenant.unwrap_or((index.usage.bytes, index.usage.keys, quota))
+    }
+
+    /// Recomputes every sum of the index; what differs, as sentences.
+    pub fn check(&self) -> Vec<String> {
+        self.index.lock().check()
+    }
+}

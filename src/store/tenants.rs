@@ -1,0 +1,221 @@
+//! Tenants: a directory each, with the owner and mode that keep others out, and the epoch directory that holds its
+//! records. A tenant's settings are attributes of its directory, so they live and go with it.
+
+use std::sync::Arc;
+
+use super::Store;
+use super::fence::Fence;
+use super::index::{DirAttr, Directory, NodeId, ROOT};
+use crate::error::{Error, Kind, Result};
+use crate::format::layout;
+use crate::key::{DEFAULT_TENANT, Epoch, RecordKind, Tenant};
+use crate::os::{self, Attr, Dir, EntryType, Timespec, XattrMode};
+
+const QUOTA_XATTR: &str = "user.fencefs.quota";
+
+/// A tenant's place on disk under one epoch. A removal makes a new one; whoever holds an old one is stale.
+#[derive(Debug)]
+pub struct Home {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// Its number in the index.
+    pub number: u32,
+    /// The epoch of `dir`.
+    pub epoch: Epoch,
+    /// `data/t/<tenant>`.
+    pub top: Dir,
+    /// `data/t/<tenant>/<epoch>`.
+    pub dir: Dir,
+    /// Admission to mutations.
+    pub fence: Arc<Fence>,
+}
+
+pub(super) fn dir_attr(a: &Attr) -> DirAttr {
+    DirAttr { mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, atime: a.atime, mtime: a.mtime, ctime: a.ctime }
+}
+
+impl Store {
+    /// Takes over the tenants that are on disk, and makes `default`. Names that are no tenants are left alone.
+    pub(super) fn load_tenants(&self) -> Result<()> {
+        for entry in self.tenants_dir.entries()? {
+            let shown = entry.name.escape_ascii().to_string();
+            match Tenant::new(&entry.name) {
+                Ok(tenant) if entry.kind == EntryType::Dir => drop(self.adopt_tenant(&tenant)?),
+                _ => log::warn!("data/t/{shown} is not a tenant directory; it is left where it is"),
+            }
+        }
+        let default = Tenant::default_tenant();
+        if self.index.lock().child(ROOT, DEFAULT_TENANT.as_bytes()).is_none() {
+            self.tenants_dir.ensure_dir(DEFAULT_TENANT, 0o755)?;
+            self.adopt_tenant(&default)?;
+        }
+        Ok(())
+    }
+
+    fn adopt_tenant(&self, tenant: &Tenant) -> Result<NodeId> {
+        let top = self.tenants_dir.open_dir(tenant.as_str())?;
+        let epochs = top.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir);
+        let epoch = epochs.filter_map(|e| layout::parse_epoch(&e.name)).max().unwrap_or_default();
+        let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        let attr = dir_attr(&top.attr()?);
+        let quota_bytes = read_quota(&top, tenant)?;
+        let mut index = self.index.lock();
+        let number = index.tenants.len() as u32;
+        let home =
+            Arc::new(Home { tenant: tenant.clone(), number, epoch, top, dir, fence: Fence::new(epoch) });
+        let name = tenant.as_str().as_bytes();
+        let node =
+            index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
+        index.tenants.push(super::index::TenantEntry {
+            home,
+            node,
+            usage: Default::default(),
+            quota_bytes,
+            live: true,
+        });
+        index.link(node, 0, Timespec::now())?;
+        if let Ok(dir) = index.dir_mut(node) {
+            dir.attr = attr;
+        }
+        index.release(node, 1);
+        Ok(node)
+    }
+
+    /// Makes a tenant, with its directory's mode and owner.
+    pub fn make_tenant(&self, name: &[u8], mode: u32, uid: u32, gid: u32) -> Result<NodeId> {
+        let tenant = Tenant::new(name)?;
+        let _names = self.tenant_changes.lock();
+        if self.index.lock().child(ROOT, name).is_some() {
+            return Err(Error::new(Kind::Exists, format!("tenant {tenant} exists")));
+        }
+        let top = self.tenants_dir.ensure_dir(name, mode)?;
+        os::chmod(&top, mode)?;
+        self.own(&top, uid, gid)?;
+        drop(top);
+        self.adopt_tenant(&tenant)
+    }
+
+    /// Removes an empty tenant.
+    pub fn remove_tenant(&self, name: &[u8]) -> Result<()> {
+        if name == DEFAULT_TENANT.as_bytes() {
+            return Err(Error::new(Kind::NotPermitted, "the tenant `default` always exists"));
+        }
+        let _names = self.tenant_changes.lock();
+        let (node, home) = {
+            let index = self.index.lock();
+            let node = index.child(ROOT, name).ok_or_else(|| Error::new(Kind::NotFound, "no such tenant"))?;
+            if !index.dir(node)?.children.is_empty() {
+                return Err(Error::new(Kind::NotEmpty, "the tenant holds keys"));
+            }
+            (node, Arc::clone(&index.tenant_of(node)?.home))
+        };
+        home.fence.close();
+        let emptied = self.index.lock().dir(node).map(|d| d.children.is_empty());
+        let result = match emptied {
+            Ok(true) => self.drop_tenant_dirs(&home).and_then(|()| {
+                let mut index = self.index.lock();
+                index.tenants[home.number as usize].live = false;
+                index.unlink(node, Timespec::now())
+            }),
+            Ok(false) => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
+            Err(e) => Err(e),
+        };
+        // A writer that was admitted before finds its epoch gone, not merely closed.
+        home.fence.open(if result.is_ok() { Epoch(u64::MAX) } else { home.epoch });
+        result
+    }
+
+    fn drop_tenant_dirs(&self, home: &Home) -> Result<()> {
+        for epoch in home.top.entries()?.into_iter().filter(|e| layout::parse_epoch(&e.name).is_some()) {
+            let dir = home.top.open_dir(&epoch.name)?;
+            for level in dir.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
+                let upper = dir.open_dir(&level.name)?;
+                for lower in upper.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
+                    upper.rmdir(&lower.name)?;
+                }
+                dir.rmdir(&level.name)?;
+            }
+            home.top.rmdir(&epoch.name)?;
+        }
+        self.tenants_dir.rmdir(home.tenant.as_str()).map(drop)
+    }
+
+    /// The home of a tenant by name.
+    pub fn home(&self, tenant: &Tenant) -> Result<Arc<Home>> {
+        let index = self.index.lock();
+        let node = index.child(ROOT, tenant.as_str().as_bytes());
+        let node = node.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no tenant {tenant}")))?;
+        Ok(Arc::clone(&index.tenant_of(node)?.home))
+    }
+
+    /// The directory node of a tenant.
+    pub fn tenant_node(&self, tenant: &Tenant) -> Result<NodeId> {
+        let home = self.home(tenant)?;
+        Ok(self.index.lock().tenants[home.number as usize].node)
+    }
+
+    /// The tenant whose directory is the node in this slot.
+    pub fn tenant_in_slot(&self, slot: u32) -> Result<Tenant> {
+        let index = self.index.lock();
+        let entry = index.tenants.iter().find(|t| t.live && t.node.slot() == slot);
+        entry
+            .map(|t| t.home.tenant.clone())
+            .ok_or_else(|| Error::new(Kind::NotFound, "no such tenant any more"))
+    }
+
+    /// The directory node of the tenant in this slot.
+    pub fn node_in_slot(&self, slot: u32) -> Result<NodeId> {
+        self.tenant_in_slot(slot).and_then(|t| self.tenant_node(&t))
+    }
+
+    /// The node of a key, where a path spells it.
+    pub fn find_key(&self, tenant: &Tenant, key: &crate::key::Key) -> Result<Option<NodeId>> {
+        let mut at = self.tenant_node(tenant)?;
+        let Some(path) = key.path() else { return Ok(None) };
+        let index = self.index.lock();
+        for part in path {
+            match index.child(at, part) {
+                Some(id) => at = id,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(at))
+    }
+
+    /// A tenant's own quota.
+    pub fn tenant_quota(&self, tenant: &Tenant) -> Result<Option<u64>> {
+        let home = self.home(tenant)?;
+        Ok(self.index.lock().tenants[home.number as usize].quota_bytes)
+    }
+
+    /// Sets a tenant's quota, durably; `None` takes it away.
+    pub fn set_tenant_quota(&self, tenant: &Tenant, bytes: Option<u64>) -> Result<()> {
+        let home = self.home(tenant)?;
+        match bytes {
+            Some(n) => os::xattr_set(&home.top, QUOTA_XATTR, n.to_string().as_bytes(), XattrMode::Set)?,
+            None => drop(os::xattr_remove(&home.top, QUOTA_XATTR)?),
+        }
+        os::sync_file(&home.top)?;
+        self.index.lock().tenants[home.number as usize].quota_bytes = bytes;
+        self.wake_keeper();
+        Ok(())
+    }
+
+    /// Gives a file or directory to `uid` and `gid`, where it is not theirs already.
+    pub(super) fn own(&self, fd: impl std::os::fd::AsFd, uid: u32, gid: u32) -> Result<()> {
+        if (uid, gid) == (self.daemon_uid, self.daemon_gid) {
+            Ok(())
+        } else {
+            os::chown(fd, Some(uid), Some(gid))
+        }
+    }
+}
+
+fn read_quota(top: &Dir, tenant: &Tenant) -> Result<Option<u64>> {
+    let Some(text) = os::xattr_get(top, QUOTA_XATTR, 64)? else { return Ok(None) };
+    let parsed = std::str::from_utf8(&text).ok().and_then(|t| t.parse().ok());
+    if parsed.is_none() {
+        log::warn!("the quota of tenant {tenant} cannot be read and is taken as none; set it again");
+    }
+    Ok(parsed)
+}

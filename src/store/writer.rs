@@ -1,0 +1,283 @@
+//! Staging and publication: a value is written in `.staging` and appears by rename, whole.
+//!
+//! Steps of a publication, in order: lease (same epoch), reserve the whole size, write the metadata, sync (with
+//! `--durability fsync`), rename into the shard, sync the shard, link in the index. Until the rename nothing that
+//! exists is touched; after it nothing can fail but the sync.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Store;
+use super::index::{Directory, NodeId};
+use super::object::Place;
+use super::tenants::{Home, dir_attr};
+use crate::error::{Error, Kind, Result};
+use crate::format::record::Record;
+use crate::key::{Digest, Epoch, MAX_KEY_BYTES, RecordKind};
+use crate::os::{self, RenameHow, Timespec};
+
+/// Owner and permission bits of something new.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Staged,
+    Published,
+    Discarded,
+}
+
+/// A value being written. Dropped before publication, it leaves nothing behind.
+#[derive(Debug)]
+pub struct Staged {
+    file: Arc<File>,
+    name: String,
+    home: Arc<Home>,
+    node: NodeId,
+    kind: RecordKind,
+    epoch: Epoch,
+    progress: Progress,
+    /// Set with `user.fencefs.pin` before publication.
+    pub pinned: bool,
+    store: Arc<Store>,
+    doomed: Arc<AtomicBool>,
+}
+
+impl Staged {
+    /// The open file: written in staging first, the canonical record after publication.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// The node that the value will be linked as.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Whether it has been published.
+    pub fn is_published(&self) -> bool {
+        self.progress == Progress::Published
+    }
+
+    /// Whether it can still be published.
+    pub fn is_staged(&self) -> bool {
+        self.progress == Progress::Staged
+    }
+
+    /// The epoch that the write was admitted under.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Publication is to happen under this epoch, or not at all.
+    pub fn expect_epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+
+    /// Gives the value up.
+    pub fn discard(&mut self) {
+        if self.progress == Progress::Staged {
+            self.progress = Progress::Discarded;
+            self.store.forget_staged(&self.name);
+            if let Err(e) = self.store.staging.unlink(&self.name) {
+                log::warn!("a value that was given up stays in staging until the next start: {e}");
+            }
+            self.store.index.lock().abandon(self.node);
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+impl Store {
+    /// Begins a value for the entry `name` of `parent`. The node that it will become is pending, with one reference
+    /// for the caller.
+    pub fn stage(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &[u8],
+        kind: RecordKind,
+        owner: Owner,
+    ) -> Result<Staged> {
+        let home = {
+            let index = self.index.lock();
+            index.dir(parent)?;
+            if index.key_bytes(parent.slot(), name) > MAX_KEY_BYTES {
+                return Err(Error::new(
+                    Kind::NameTooLong,
+                    format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+                ));
+            }
+            Arc::clone(&index.tenant_of(parent)?.home)
+        };
+        let n = self.next_serial();
+        let staged_name = format!("{}.{n}", Digest::of(&home.tenant, name, kind));
+        step!("stage.create");
+        let file = self.staging.create_file(&staged_name, owner.mode & 0o7777)?;
+        let made = (|| {
+            self.own(&file, owner.uid, owner.gid)?;
+            // The owner change drops set-id bits, and the daemon's umask may have taken others.
+            if owner.mode & 0o7000 != 0 { os::chmod(&file, owner.mode) } else { Ok(()) }
+        })();
+        if let Err(e) = made {
+            self.staging.unlink(&staged_name)?;
+            return Err(e);
+        }
+        let dir = match kind {
+            RecordKind::Directory => Some(Directory::new(dir_attr(&os::stat(&file)?), true)),
+            RecordKind::File | RecordKind::Symlink => None,
+        };
+        let node = self.index.lock().add_pending(parent, name, home.number, kind, dir);
+        let (file, doomed) = (Arc::new(file), Arc::new(AtomicBool::new(false)));
+        if kind == RecordKind::File {
+            self.watch_staged(&staged_name, &file, &doomed);
+        }
+        let epoch = home.fence.epoch();
+        Ok(Staged {
+            file,
+            name: staged_name,
+            home,
+            node,
+            kind,
+            epoch,
+            progress: Progress::Staged,
+            pinned: false,
+            store: Arc::clone(self),
+            doomed,
+        })
+    }
+
+    /// Makes a staged value the value of its key; the node that it replaced, if any. On an error nothing has changed
+    /// for readers, and the value is still staged.
+    ///
+    /// With `still_open` the writer may go on: the record is flagged as being edited, and the caller ends that with
+    /// [`Store::end_edit`].
+    pub fn publish(&self, staged: &mut Staged, still_open: bool) -> Result<Option<NodeId>> {
+        if staged.progress != Progress::Staged {
+            return Ok(None);
+        }
+        let home = Arc::clone(&staged.home);
+        let _lease = home.fence.lease(staged.epoch, self.settings.fence_wait)?;
+        let (place, old) = {
+            let index = self.index.lock();
+            let node = index.get(staged.node)?;
+            let parent = index.id_of(node.parent);
+            index.dir(parent)?;
+            let key = index.key_of(staged.node.slot())?;
+            let old = index.child(parent, &node.name);
+            if let Some(old) = old {
+                match (staged.kind, index.at(old.slot()).kind) {
+                    (RecordKind::Directory, _) => {
+                        return Err(Error::new(Kind::Exists, format!("{key} exists")));
+                    }
+                    (_, RecordKind::Directory) => {
+                        return Err(Error::new(Kind::IsDirectory, format!("{key} is a directory")));
+                    }
+                    _ => {}
+                }
+            }
+            (Place::new(&home, key, staged.kind), old)
+        };
+        if staged.doomed.load(Ordering::Acquire) {
+            return Err(self.no_space("the value is larger than the quota"));
+        }
+        let attr = os::stat(&*staged.file)?;
+        let _reservation = self.reserve(&home, attr.allocated_bytes(), old)?;
+        let record = Record {
+            kind: staged.kind,
+            editing: still_open,
+            pinned: staged.pinned,
+            epoch: home.epoch,
+            payload_bytes: attr.size_bytes,
+            checksum: None,
+            tenant: home.tenant.clone(),
+            key: place.key.clone(),
+            origin: None,
+        };
+        step!("publish.metadata");
+        self.write_record(&staged.file, &record)?;
+        if self.durable() {
+            step!("publish.sync");
+            os::sync_file(&*staged.file)?;
+        }
+        let _key = self.keys.lock(place.digest);
+        let shard = self.ensure_shard(&home, place.digest)?;
+        step!("publish.rename");
+        self.staging.rename(&staged.name, &shard, place.digest.to_string(), RenameHow::Replace)?;
+        staged.progress = Progress::Published;
+        self.forget_staged(&staged.name);
+        step!("publish.renamed");
+        let linked = self.link_published(staged, &place, still_open);
+        if linked.is_err() {
+            // Its directory was removed meanwhile: the value has no place.
+            self.delete_record(&home, &place)?;
+        }
+        let replaced = linked?;
+        self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        if self.durable() {
+            shard.sync()?;
+        }
+        Ok(replaced)
+    }
+
+    fn link_published(&self, staged: &Staged, place: &Place, still_open: bool) -> Result<Option<NodeId>> {
+        // The metadata may have taken a block; usage counts what is there now.
+        let blocks = os::stat(&*staged.file)?.blocks;
+        let mut index = self.index.lock();
+        let replaced = index.link(staged.node, blocks, Timespec::now())?;
+        if staged.pinned {
+            index.set_pinned(staged.node, true)?;
+        }
+        if still_open {
+            index.add_writers(staged.node, 1)?;
+        }
+        if place.kind == RecordKind::Directory {
+            index.dir_mut(staged.node)?.recorded = true;
+        }
+        let over = self.over_high(&index);
+        drop(index);
+        if over {
+            self.wake_keeper();
+        }
+        Ok(replaced)
+    }
+
+    /// Moves a staged value to the entry `name` of `parent` before it is published.
+    pub fn retarget(&self, staged: &Staged, parent: NodeId, name: &[u8]) -> Result<()> {
+        let mut index = self.index.lock();
+        index.dir(parent)?;
+        if index.tenant_of(parent)?.home.number != staged.home.number {
+            return Err(Error::new(Kind::CrossTenant, "a key cannot move to another tenant"));
+        }
+        if index.key_bytes(parent.slot(), name) > MAX_KEY_BYTES {
+            return Err(Error::new(
+                Kind::NameTooLong,
+                format!("the key is longer than {MAX_KEY_BYTES} bytes"),
+            ));
+        }
+        index.retarget(staged.node, parent, name)
+    }
+
+    /// Counts again what a published value occupies, once its writer has closed it: backing filesystems give back
+    /// what they allocated ahead.
+    pub fn recount(&self, node: NodeId, file: &File) -> Result<()> {
+        let blocks = os::stat(file)?.blocks;
+        let mut index = self.index.lock();
+        if index.linked(node).is_ok_and(|n| n.blocks != blocks) {
+            index.set_blocks(node, blocks)?;
+        }
+        Ok(())
+    }
+}
