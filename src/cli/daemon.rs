@@ -57,9 +57,10 @@ impl Ready {
         rustix::stdio::dup2_stderr(stderr).map_err(failed)?;
         rustix::process::setsid().map_err(failed)?;
         if let Some(mut pipe) = self.pipe.take() {
-            let told = pipe.write_all(b"ready\n");
-            told.map_err(|e| {
-                Error::os("cannot say that the mount is live: the command that asked is gone", e)
+            pipe.write_all(b"ready\n").map_err(|e| {
+                let sentence =
+                    format!("cannot say that the mount is live, the command that asked is gone: {e}");
+                Error::new(Kind::NotFound, sentence)
             })?;
         }
         Ok(())
@@ -161,9 +162,11 @@ fn died(status: ExitStatus, stderr: &[u8]) -> Error {
         (None, None) => "no exit status".to_owned(),
     };
     let text = String::from_utf8_lossy(stderr);
-    let first = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
+    // Two lines: the first of a panic says only where.
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(2).collect();
+    let words = if lines.is_empty() { "it said nothing".to_owned() } else { lines.join(" ") };
     let sentence =
-        format!("the daemon died before the mount was live ({how}): {first} (run it with -f to see more)");
+        format!("the daemon died before the mount was live ({how}): {words} (run it with -f to see more)");
     Error::new(Kind::Invalid, sentence)
 }
 
@@ -223,8 +226,8 @@ mod tests {
 
     #[test]
     fn last_words_are_reported() {
-        let e = died(ExitStatus::from_raw(9), b"\n  first\nsecond\n").to_string();
-        assert!(e.contains("signal 9") && e.contains("first") && !e.contains("second"), "{e}");
+        let e = died(ExitStatus::from_raw(9), b"\n  first\nsecond\nthird\n").to_string();
+        assert!(e.contains("signal 9") && e.contains("first second (run"), "{e}");
         assert!(died(ExitStatus::from_raw(256), b"").to_string().contains("exit status 1"));
         assert_eq!(collect(&b"abc"[..]).recv().unwrap(), b"abc");
     }

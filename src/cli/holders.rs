@@ -13,7 +13,8 @@ const MAX_NAMED: usize = 8;
 /// A process with something of the mount in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holder {
-    pid: u32,
+    /// Its id.
+    pub(super) pid: u32,
     name: String,
 }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 mod argv;
 mod control_client;
@@ -61,6 +61,8 @@ pub fn main() -> ExitCode {
             drop(e.print());
             ExitCode::from(status)
         }
+        // Who reads the result has seen enough (`| head`): nothing to complain about.
+        Err(Stop::Failed(e)) if e.kind() == Kind::Io(libc::EPIPE) => ExitCode::FAILURE,
         Err(Stop::Failed(e)) => {
             complain(&e.to_string());
             ExitCode::FAILURE

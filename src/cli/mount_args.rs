@@ -103,7 +103,7 @@ const AFTER_HELP: &str = "\
 Sizes: 100G and 100GiB count in 1024, 100GB in 1000; a plain number is bytes.
 In fstab: /srv/store /mnt/cache fuse.fencefs size=100G,allow_other,nofail 0 0";
 
-/// The largest user or group id; the one above means \"no id\" to the kernel.
+/// The largest user or group id; the one above means no id to the kernel.
 const MAX_ID: i64 = u32::MAX as i64 - 1;
 
 const LEVELS: [(&str, LevelFilter); 4] = [

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::mountinfo::{self, MountEntry};
@@ -102,10 +104,10 @@ fn resolve_new(path: &Path) -> Result<PathBuf> {
     Ok(absolute)
 }
 
-/// Whether the mount at `mountpoint` lost its daemon.
+/// Whether the mount at `mountpoint` lost its daemon. Asks past the kernel's cache, which outlives a daemon.
 pub(super) fn is_dead(mountpoint: &Path) -> bool {
-    let errno = fs::metadata(mountpoint).err().and_then(|e| e.raw_os_error());
-    matches!(errno, Some(libc::ENOTCONN | libc::ECONNABORTED))
+    let answer = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Detaches what crashed daemons left at `mountpoint`; a dead mount of another type is refused.
@@ -139,8 +141,8 @@ pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {
     let detach = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(mountpoint, detach | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::BUSY) => Err(Error::new(Kind::Busy, format!("{}: busy", what()))),
-        Err(rustix::io::Errno::PERM) => fusermount(mountpoint, lazy),
+        Err(Errno::BUSY) => Err(Error::new(Kind::Busy, format!("{}: busy", what()))),
+        Err(Errno::PERM) => fusermount(mountpoint, lazy),
         Err(e) => Err(Error::os(what(), e)),
     }
 }

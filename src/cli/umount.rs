@@ -71,7 +71,10 @@ fn ours<'a>(mounts: &'a [MountEntry], place: &Path) -> Result<&'a MountEntry> {
 }
 
 fn busy(place: &Path, mount: &MountEntry) -> Error {
-    let by = match holders::of(mount.device) {
+    let mut holders = holders::of(mount.device);
+    // What this process holds it inherited; whoever gave it is listed.
+    holders.retain(|holder| holder.pid != std::process::id());
+    let by = match holders {
         holders if holders.is_empty() => {
             "in use by a process or mount that cannot be seen from here".to_owned()
         }
