@@ -1,1 +1,3 @@
 //! The bytes on disk.
+
+pub mod percent;
