@@ -7,6 +7,9 @@ use crate::config::MountSettings;
 use crate::error::Result;
 use crate::store::Store;
 
+pub mod acl;
+pub mod metrics;
+
 /// A live mount.
 pub struct Mount {}
 
