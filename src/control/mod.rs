@@ -1,1 +1,5 @@
-//! The control file's language.
+//! The control file's language: lines in, JSON replies out.
+
+pub mod command;
+pub mod reply;
+pub mod scope;
