@@ -97,8 +97,9 @@ pub enum Request {
     Id(String),
 }
 
-/// The lines of one write(2): one or more whole lines, the last newline may be missing, lines of blanks alone are
-/// skipped: a program that writes its newline by itself writes no command, and no error. A write with one bad byte or one long line is refused as a whole, before any command of it runs.
+/// The lines of one write(2): one or more whole lines, the last newline may be missing. Lines of blanks alone are
+/// skipped: a program that writes its newline by itself writes no command, and makes no error. A write with one
+/// bad byte or one long line is refused as a whole, before any command of it runs.
 pub fn split_lines(written: &[u8]) -> Result<Vec<&str>> {
     let text = std::str::from_utf8(written).map_err(|e| {
         invalid(format!("a command is text, and byte {} of this write is not UTF-8", e.valid_up_to()))

@@ -344,7 +344,7 @@ mod tests {
         let group_obj = (GROUP_OBJ, 4, NO_ID);
         let mask = (MASK, 4, NO_ID);
         let other = (OTHER, 0, NO_ID);
-        let bad: [(&str, Vec<(u16, u16, u32)>); 17] = [
+        let bad = [
             ("empty", vec![]),
             ("no owner", vec![group_obj, other]),
             ("no group", vec![user_obj, other]),

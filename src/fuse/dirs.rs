@@ -396,7 +396,7 @@ impl Fs {
         self.store.rename(from, to, how)?;
         for writing in self.opens.replacing(id) {
             // What replaces this value follows its name.
-            self.store.retarget(&*writing.staged.lock(), to.0, to.1)?;
+            self.store.retarget(&writing.staged.lock(), to.0, to.1)?;
             *writing.place.lock() = (to.0, to.1.into());
         }
         self.listing_changed(from.0);
@@ -423,7 +423,7 @@ impl Fs {
             }
             _ => {}
         }
-        self.store.retarget(&*writing.staged.lock(), to.0, to.1)?;
+        self.store.retarget(&writing.staged.lock(), to.0, to.1)?;
         *writing.place.lock() = (to.0, to.1.into());
         self.opens.move_creating(open, &(from.0, from.1.into()), (to.0, to.1.into()));
         // The kernel moves its entry by itself: nothing is stale.

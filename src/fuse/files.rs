@@ -107,21 +107,19 @@ impl Fs {
         flags
     }
 
-    /// CREATE: a name that the kernel believes to be free.
+    /// CREATE: a name that the kernel believes to be free. `mode` comes with the caller's umask.
     pub(super) fn create(
         self: &Arc<Self>,
         who: Caller,
-        parent: INodeNo,
-        name: &[u8],
-        mode: u32,
-        umask: u32,
+        (parent, name): (INodeNo, &[u8]),
+        mode: (u32, u32),
         flags: i32,
         reply: ReplyCreate,
     ) {
         let mut reply = Some(OpenReply::Create(reply));
         let done = self.node(parent).and_then(|parent| {
             self.unreserved(parent, name)?;
-            self.create_in(who, parent, name, (mode, umask), flags, &mut reply)
+            self.create_in(who, parent, name, mode, flags, &mut reply)
         });
         if let (Err(e), Some(reply)) = (done, reply) {
             reply.error(errno(&e));

@@ -174,7 +174,7 @@ impl Filesystem for Requests {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.0.create(req.into(), parent, name.as_bytes(), mode, umask, flags, reply);
+        self.0.create(req.into(), (parent, name.as_bytes()), (mode, umask), flags, reply);
     }
 
     fn read(
