@@ -29,8 +29,7 @@ fn sources() -> Vec<(String, String)> {
                 dirs.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
-                let bytes = fs::read(&path).unwrap();
-                found.push((name, String::from_utf8_lossy(&bytes).into_owned()));
+                found.push((name, fs::read_to_string(&path).unwrap()));
             }
         }
     }
@@ -59,7 +58,7 @@ fn layers() -> BTreeMap<String, u32> {
     layers
 }
 
-/// The module that a file of this path belongs to.
+/// The module of a file.
 fn module_of(path: &str) -> &str {
     path.split('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
