@@ -58,6 +58,8 @@ struct Fs {
     pool: work::Pool,
     notices: Mutex<Option<mpsc::Sender<work::Notice>>>,
     notifier: Mutex<Option<Notifier>>,
+    /// Entries that the kernel is about to forget: until then it may take them for what they were.
+    stale: Mutex<Vec<(NodeId, Box<[u8]>)>>,
     /// Directories that were listed since their listing last changed.
     listed: Mutex<HashSet<NodeId>>,
     virt: virt::Virtual,

@@ -153,7 +153,12 @@ impl Filesystem for Requests {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
-        answer_empty(reply, self.0.rename(req.into(), from, to, flags));
+        let done = self.0.rename(req.into(), from, to, flags);
+        let forget = done.is_ok() && self.0.moved_stale_entry(from, to);
+        answer_empty(reply, done);
+        if forget {
+            self.0.forget_entry(to);
+        }
     }
 
     fn link(&self, _req: &Request, _ino: INodeNo, _newparent: INodeNo, _newname: &OsStr, reply: ReplyEntry) {

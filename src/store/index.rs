@@ -455,10 +455,12 @@ impl Index {
         Ok(())
     }
 
-    /// Gives a pending node another place to be linked at.
+    /// Gives a pending node another place to be linked at; one that is linked by now stays where it is.
     pub fn retarget(&mut self, id: NodeId, parent: NodeId, name: &[u8]) -> Result<()> {
         let node = self.get_mut(id)?;
-        (node.parent, node.name) = (parent.slot(), name.into());
+        if node.state == State::Pending {
+            (node.parent, node.name) = (parent.slot(), name.into());
+        }
         Ok(())
     }
 
