@@ -102,9 +102,13 @@ impl Fs {
     }
 
     /// Flags of an ordinary open.
-    fn open_flags(open: &OpenNode, reads_only: bool) -> FopenFlags {
-        let mut flags =
-            if open.backing.is_some() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+    fn open_flags(&self, open: &OpenNode, reads_only: bool) -> FopenFlags {
+        let mut flags = match &open.backing {
+            Some(_) => FopenFlags::empty(),
+            // While a value is replaced, its inode's length in the kernel is the replacement's.
+            None if self.uncached.lock().nodes.contains(&open.node) => FopenFlags::FOPEN_DIRECT_IO,
+            None => FopenFlags::FOPEN_KEEP_CACHE,
+        };
         if reads_only {
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
@@ -177,7 +181,7 @@ impl Fs {
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
         if let Some(reply) = reply.take() {
-            let flags = Self::open_flags(&open, false);
+            let flags = self.open_flags(&open, false);
             reply.send(&self.file_attr(node, &node_attr), handle, flags, open.backing.as_ref());
         }
         Ok(())
@@ -337,9 +341,33 @@ impl Fs {
         let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
         let handle = self.opens.add_handle(handle);
         if let Some(reply) = reply.take() {
-            reply.send(&attr, handle, Self::open_flags(&open, !writes(flags)), open.backing.as_ref());
+            reply.send(&attr, handle, self.open_flags(&open, !writes(flags)), open.backing.as_ref());
         }
         Ok(())
+    }
+
+    /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
+    /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
+    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
+    fn spare_cached_readers(&self, who: Caller, id: NodeId) -> Result<()> {
+        if self.is_passthrough() {
+            return Ok(());
+        }
+        let mut uncached = self.uncached.lock();
+        let again = uncached.retrying.iter().position(|tid| *tid == who.tid);
+        if let Some(at) = again {
+            uncached.retrying.swap_remove(at);
+        }
+        let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
+        if !read || again.is_some() || uncached.nodes.contains(&id) {
+            uncached.nodes.insert(id);
+            return Ok(());
+        }
+        let (parent, _) = self.store.place(id).map_err(|_| gone())?;
+        uncached.nodes.insert(self.store.rehome(id)?);
+        uncached.retrying.push(who.tid);
+        self.listing_changed(parent);
+        Err(gone())
     }
 
     /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
@@ -350,6 +378,7 @@ impl Fs {
         flags: i32,
         reply: &mut Option<OpenReply>,
     ) -> Result<()> {
+        self.spare_cached_readers(who, id)?;
         let (old, old_file, old_attr) = match self.store.open_value(id)? {
             Some((file, attr)) => (id, file, attr),
             None => self.open_successor(who, id, MAY_WRITE)?,
@@ -368,6 +397,10 @@ impl Fs {
                 self.opens.enter(OpenNode::new(id, old_file, backing, None))
             }
         };
+        if !self.is_passthrough() {
+            // What was overwritten once is likely to be again.
+            self.uncached.lock().nodes.insert(staged.node());
+        }
         let writing = Writing::new(staged, parent, &name, who.tid, flags);
         self.opens.add_replacing(id, &writing);
         let handle = Handle {

@@ -115,6 +115,7 @@ impl Mount {
             notices: Mutex::new(None),
             notifier: Mutex::new(None),
             stale: Mutex::default(),
+            uncached: Mutex::default(),
             listed: Mutex::default(),
             virt: virt::Virtual::default(),
             store,

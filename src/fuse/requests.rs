@@ -77,6 +77,10 @@ impl Filesystem for Requests {
             && id != self.0.top
         {
             self.0.store.release(id, n);
+            let mut uncached = self.0.uncached.lock();
+            if !uncached.nodes.is_empty() && !self.0.store.is_named(id) {
+                uncached.nodes.remove(&id);
+            }
         }
     }
 

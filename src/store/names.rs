@@ -108,6 +108,11 @@ impl Store {
         Ok((index.id_of(node.parent), node.name.clone()))
     }
 
+    /// Gives a linked value another node: whoever refers to the old one keeps it, as one whose name is gone.
+    pub fn rehome(&self, id: NodeId) -> Result<NodeId> {
+        self.index.lock().rehome(id, Timespec::now())
+    }
+
     /// What stands now where a node lost its name: the value that replaced it.
     pub fn successor(&self, id: NodeId) -> Option<NodeId> {
         let index = self.index.lock();
