@@ -18,6 +18,7 @@ fn edits_are_visible_as_they_happen() {
         assert_eq!(b.text("os.pread(held, 20, 0)"), "012abc6789more");
         a.run("os.close(fd)");
         assert_eq!(b.text("read(M + '/k')"), "012abc6789more");
+        b.run("os.close(held)");
         m.remount();
         assert_eq!(fs::read(m.key("k")).unwrap(), b"012abc6789more");
     });

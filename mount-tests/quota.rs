@@ -175,9 +175,7 @@ fn control_answers() {
         assert_eq!((result, &reply["ok"]), (Ok(()), &Value::Bool(true)), "{line}: {reply}");
     }
     assert_eq!(m.control("epoch tenant=default").1["epoch"], 0);
-    for line in
-        ["nonsense", "quota", "quota bytes=lots", "evict to=101", "evict", "quota bytes=1 tenant=.bad"]
-    {
+    for line in ["nonsense", "quota bytes=lots", "evict to=101", "evict", "quota bytes=1 tenant=.bad"] {
         let (result, reply) = m.control(line);
         assert_eq!(result, Err(libc::EINVAL), "{line}: {reply}");
         assert_eq!(

@@ -128,12 +128,10 @@ fn open(place: &Place, args: &MountArgs, progress: &mut dyn FnMut(&str, u64)) ->
         };
         let mounts = mountinfo::read()?;
         if let Some(mount) = mounts.iter().find(|m| m.is_fencefs() && m.source == place.store) {
-            let (store, there) = (place.store.display(), mount.mountpoint.display());
+            let there = mount.mountpoint.display();
             return Err(Error::new(
                 Kind::Locked,
-                format!(
-                    "cannot open store {store}: it is mounted at {there} (unmount it first: fencefs umount {there})"
-                ),
+                format!("{locked}: it is mounted at {there} (fencefs umount {there})"),
             ));
         }
         if Instant::now() >= deadline {

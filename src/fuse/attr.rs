@@ -29,7 +29,10 @@ impl Fs {
         }
         match self.store.attr(id)? {
             Some(attr) => Ok((self.file_attr(id, &attr), REMEMBER)),
-            None => Err(Error::new(Kind::Stale, "no such key any more")),
+            None => match self.store.successor(id).map(|next| self.store.attr(next)) {
+                Some(Ok(Some(attr))) => Ok((self.file_attr(id, &attr), FORGET)),
+                _ => Err(Error::new(Kind::Stale, "no such key any more")),
+            },
         }
     }
 

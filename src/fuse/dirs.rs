@@ -404,6 +404,17 @@ impl Fs {
         Ok(())
     }
 
+    /// Whether the kernel moves an entry that it should have forgotten: it may be of a value that was replaced.
+    pub(super) fn moved_stale_entry(&self, from: (INodeNo, &[u8]), to: (INodeNo, &[u8])) -> bool {
+        let stale = |at: (INodeNo, &[u8])| self.node(at.0).is_ok_and(|dir| self.is_stale(dir, at.1));
+        stale(from) || stale(to)
+    }
+
+    /// Has the kernel forget an entry, once whatever it is doing there is done.
+    pub(super) fn forget_entry(&self, (parent, name): (INodeNo, &[u8])) {
+        self.notice(super::work::Notice::Entry { parent, name: name.into(), then: None });
+    }
+
     fn rename_unpublished(
         &self,
         open: &Arc<OpenNode>,

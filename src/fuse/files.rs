@@ -18,7 +18,7 @@ use super::{FORGET, Inode};
 use crate::config::{Durability, limits};
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
-use crate::os;
+use crate::os::{self, Attr};
 use crate::store::{NodeId, Owner};
 
 /// Who asks: credentials and thread.
@@ -70,6 +70,10 @@ impl OpenReply {
     }
 }
 
+/// Permission bits of others.
+const MAY_READ: u32 = 0o4;
+const MAY_WRITE: u32 = 0o2;
+
 fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
@@ -98,9 +102,13 @@ impl Fs {
     }
 
     /// Flags of an ordinary open.
-    fn open_flags(open: &OpenNode, reads_only: bool) -> FopenFlags {
-        let mut flags =
-            if open.backing.is_some() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+    fn open_flags(&self, open: &OpenNode, reads_only: bool) -> FopenFlags {
+        let mut flags = match &open.backing {
+            Some(_) => FopenFlags::empty(),
+            // While a value is replaced, its inode's length in the kernel is the replacement's.
+            None if self.uncached.lock().nodes.contains(&open.node) => FopenFlags::FOPEN_DIRECT_IO,
+            None => FopenFlags::FOPEN_KEEP_CACHE,
+        };
         if reads_only {
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
@@ -173,7 +181,7 @@ impl Fs {
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
         if let Some(reply) = reply.take() {
-            let flags = Self::open_flags(&open, false);
+            let flags = self.open_flags(&open, false);
             reply.send(&self.file_attr(node, &node_attr), handle, flags, open.backing.as_ref());
         }
         Ok(())
@@ -246,8 +254,26 @@ impl Fs {
             let file = Arc::clone(&open.file);
             return self.answer(open, file, None, false, flags, reply);
         }
-        let (file, _) = self.store.open_value(id)?.ok_or_else(gone)?;
+        let file = match self.store.open_value(id)? {
+            Some((file, _)) => file,
+            None => self.open_successor(who, id, MAY_READ)?.1,
+        };
         self.open_record(id, &Arc::new(file), flags, reply, false)
+    }
+
+    /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
+    /// after ESTALE, but only once, and a busy key is replaced faster than that.
+    fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, File, Attr)> {
+        let next = self.store.successor(id).ok_or_else(gone)?;
+        let (file, attr) = self.store.open_value(next)?.ok_or_else(gone)?;
+        // The kernel judged the old value's permissions. What it could not judge goes the long way.
+        let allowed = match who {
+            Caller { uid: 0, .. } => true,
+            Caller { uid, .. } if uid == attr.uid => attr.mode & (access << 6) != 0,
+            Caller { gid, .. } if gid == attr.gid => attr.mode & (access << 3) != 0,
+            _ => attr.mode & access != 0,
+        };
+        if allowed { Ok((next, file, attr)) } else { Err(gone()) }
     }
 
     /// Opens the record of an inode that `file` was opened for.
@@ -315,9 +341,33 @@ impl Fs {
         let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
         let handle = self.opens.add_handle(handle);
         if let Some(reply) = reply.take() {
-            reply.send(&attr, handle, Self::open_flags(&open, !writes(flags)), open.backing.as_ref());
+            reply.send(&attr, handle, self.open_flags(&open, !writes(flags)), open.backing.as_ref());
         }
         Ok(())
+    }
+
+    /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
+    /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
+    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
+    fn spare_cached_readers(&self, who: Caller, id: NodeId) -> Result<()> {
+        if self.is_passthrough() {
+            return Ok(());
+        }
+        let mut uncached = self.uncached.lock();
+        let again = uncached.retrying.iter().position(|tid| *tid == who.tid);
+        if let Some(at) = again {
+            uncached.retrying.swap_remove(at);
+        }
+        let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
+        if !read || again.is_some() || uncached.nodes.contains(&id) {
+            uncached.nodes.insert(id);
+            return Ok(());
+        }
+        let (parent, _) = self.store.place(id).map_err(|_| gone())?;
+        uncached.nodes.insert(self.store.rehome(id)?);
+        uncached.retrying.push(who.tid);
+        self.listing_changed(parent);
+        Err(gone())
     }
 
     /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
@@ -328,14 +378,18 @@ impl Fs {
         flags: i32,
         reply: &mut Option<OpenReply>,
     ) -> Result<()> {
-        let (old_file, old_attr) = self.store.open_value(id)?.ok_or_else(gone)?;
+        self.spare_cached_readers(who, id)?;
+        let (old, old_file, old_attr) = match self.store.open_value(id)? {
+            Some((file, attr)) => (id, file, attr),
+            None => self.open_successor(who, id, MAY_WRITE)?,
+        };
         let old_file = Arc::new(old_file);
-        let (parent, name) = self.store.place(id)?;
+        let (parent, name) = self.store.place(old).map_err(|_| gone())?;
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         // The kernel never hears of the node that the value will be; it finds it by look-up.
         self.store.release(staged.node(), 1);
         copy_attributes(&old_file, staged.file())?;
-        staged.pinned = self.store.is_pinned(id);
+        staged.pinned = self.store.is_pinned(old);
         let open = match self.opens.enter_if_open(id) {
             Some(open) => open,
             None => {
@@ -343,6 +397,10 @@ impl Fs {
                 self.opens.enter(OpenNode::new(id, old_file, backing, None))
             }
         };
+        if !self.is_passthrough() {
+            // What was overwritten once is likely to be again.
+            self.uncached.lock().nodes.insert(staged.node());
+        }
         let writing = Writing::new(staged, parent, &name, who.tid, flags);
         self.opens.add_replacing(id, &writing);
         let handle = Handle {
@@ -392,9 +450,8 @@ impl Fs {
         let written = self.handle(fh).and_then(|handle| {
             let at =
                 if handle.appends && handle.replaces { os::stat(&*handle.file)?.size_bytes } else { offset };
-            if handle.writing.as_ref().is_some_and(|w| w.is_unsettled()) {
-                let allocated = os::stat(&*handle.file)?.allocated_bytes();
-                self.store.room_for_allocation(allocated + data.len() as u64)?;
+            if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
+                self.room_to_write(writing, data.len() as u64)?;
             }
             handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e))?;
             if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
@@ -406,6 +463,12 @@ impl Fs {
             Ok(n) => reply.written(n),
             Err(e) => reply.error(errno(&e)),
         }
+    }
+
+    /// Refuses what can never be published. A value that missed a write is not whole, whatever its writer does next.
+    fn room_to_write(&self, writing: &Writing, bytes: u64) -> Result<()> {
+        let allocated = os::stat(&*writing.file)?.allocated_bytes();
+        self.store.room_for_allocation(allocated + bytes).inspect_err(|_| writing.staged.lock().doom())
     }
 
     /// A replacing handle went on writing after its publication: the inode that has the value now is another.
@@ -436,7 +499,7 @@ impl Fs {
         }
     }
 
-    fn flush_now(&self, writing: &Arc<Writing>, tid: u32, reply: ReplyEmpty) {
+    fn flush_now(self: &Arc<Self>, writing: &Arc<Writing>, tid: u32, reply: ReplyEmpty) {
         match self.flush_writing(writing, tid) {
             Ok(stale) => self.after_forgetting(stale, Box::new(move || reply.ok())),
             Err(e) => {

@@ -47,6 +47,14 @@ enum Inode {
     Virtual(virt::VirtualIno),
 }
 
+/// Inodes whose readers are not cached, since their values are overwritten by O_TRUNC.
+#[derive(Default)]
+struct Uncached {
+    nodes: HashSet<NodeId>,
+    /// Threads that were sent back to look their path up once more.
+    retrying: Vec<u32>,
+}
+
 /// The filesystem, shared by the event loops and the threads beside them.
 struct Fs {
     store: Arc<Store>,
@@ -58,6 +66,10 @@ struct Fs {
     pool: work::Pool,
     notices: Mutex<Option<mpsc::Sender<work::Notice>>>,
     notifier: Mutex<Option<Notifier>>,
+    /// Entries that the kernel is about to forget: until then it may take them for what they were.
+    stale: Mutex<Vec<(NodeId, Box<[u8]>)>>,
+    /// Without passthrough: which inodes the kernel must not cache.
+    uncached: Mutex<Uncached>,
     /// Directories that were listed since their listing last changed.
     listed: Mutex<HashSet<NodeId>>,
     virt: virt::Virtual,

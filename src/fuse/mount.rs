@@ -114,6 +114,8 @@ impl Mount {
             pool: work::Pool::start()?,
             notices: Mutex::new(None),
             notifier: Mutex::new(None),
+            stale: Mutex::default(),
+            uncached: Mutex::default(),
             listed: Mutex::default(),
             virt: virt::Virtual::default(),
             store,

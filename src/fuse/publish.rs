@@ -29,7 +29,7 @@ impl Fs {
             self.give_up(writing);
             return Ok(None);
         }
-        if writing.is_empty() {
+        if writing.is_empty() && !writing.staged.lock().is_doomed() {
             writing.note_empty_flush(tid);
             return Ok(None);
         }
@@ -92,12 +92,23 @@ impl Fs {
     }
 
     /// Runs `then` once the kernel has forgotten a stale entry; at once where there is none.
-    pub(super) fn after_forgetting(&self, stale: Stale, then: Job) {
-        match stale {
-            Some((parent, name)) => {
-                self.notice(Notice::Entry { parent: self.ino(parent), name, then: Some(then) })
+    pub(super) fn after_forgetting(self: &Arc<Self>, stale: Stale, then: Job) {
+        let Some((parent, name)) = stale else { return then() };
+        self.stale.lock().push((parent, name.clone()));
+        let (fs, entry) = (Arc::clone(self), (parent, name.clone()));
+        let then = Box::new(move || {
+            let mut stale = fs.stale.lock();
+            if let Some(at) = stale.iter().position(|s| *s == entry) {
+                stale.swap_remove(at);
             }
-            None => then(),
-        }
+            drop(stale);
+            then();
+        });
+        self.notice(Notice::Entry { parent: self.ino(parent), name, then: Some(then) });
+    }
+
+    /// Whether the kernel may still take an entry for what it was.
+    pub(super) fn is_stale(&self, parent: NodeId, name: &[u8]) -> bool {
+        self.stale.lock().iter().any(|(p, n)| *p == parent && **n == *name)
     }
 }

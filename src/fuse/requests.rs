@@ -77,6 +77,10 @@ impl Filesystem for Requests {
             && id != self.0.top
         {
             self.0.store.release(id, n);
+            let mut uncached = self.0.uncached.lock();
+            if !uncached.nodes.is_empty() && !self.0.store.is_named(id) {
+                uncached.nodes.remove(&id);
+            }
         }
     }
 
@@ -153,7 +157,12 @@ impl Filesystem for Requests {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
-        answer_empty(reply, self.0.rename(req.into(), from, to, flags));
+        let done = self.0.rename(req.into(), from, to, flags);
+        let forget = done.is_ok() && self.0.moved_stale_entry(from, to);
+        answer_empty(reply, done);
+        if forget {
+            self.0.forget_entry(to);
+        }
     }
 
     fn link(&self, _req: &Request, _ino: INodeNo, _newparent: INodeNo, _newname: &OsStr, reply: ReplyEntry) {

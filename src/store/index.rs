@@ -443,6 +443,18 @@ impl Index {
         Ok(replaced)
     }
 
+    /// Puts a new node in the place of a linked value; the old one becomes an orphan.
+    pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
+        let node = self.linked(id)?;
+        let (parent, name, tenant) = (self.id_of(node.parent), node.name.clone(), node.tenant);
+        let (kind, blocks, pinned) = (node.kind, node.blocks, node.pinned);
+        let fresh = self.add_pending(parent, &name, tenant, kind, None);
+        self.link(fresh, blocks, now)?;
+        self.set_pinned(fresh, pinned)?;
+        self.release(fresh, 1);
+        Ok(fresh)
+    }
+
     /// Exchanges the places of two linked nodes.
     pub fn exchange(&mut self, a: NodeId, b: NodeId, now: Timespec) -> Result<()> {
         let place = |node: &Node| (node.parent, node.name.clone());
@@ -455,10 +467,12 @@ impl Index {
         Ok(())
     }
 
-    /// Gives a pending node another place to be linked at.
+    /// Gives a pending node another place to be linked at; one that is linked by now stays where it is.
     pub fn retarget(&mut self, id: NodeId, parent: NodeId, name: &[u8]) -> Result<()> {
         let node = self.get_mut(id)?;
-        (node.parent, node.name) = (parent.slot(), name.into());
+        if node.state == State::Pending {
+            (node.parent, node.name) = (parent.slot(), name.into());
+        }
         Ok(())
     }
 

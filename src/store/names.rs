@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Store;
 use super::index::{DirAttr, NodeId, ROOT};
 use super::object::{Found, Place, absent};
+use super::tenants::Home;
 use super::writer::Owner;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{MAX_XATTR_BYTES, Record};
@@ -105,6 +106,18 @@ impl Store {
         let index = self.index.lock();
         let node = index.linked(id)?;
         Ok((index.id_of(node.parent), node.name.clone()))
+    }
+
+    /// Gives a linked value another node: whoever refers to the old one keeps it, as one whose name is gone.
+    pub fn rehome(&self, id: NodeId) -> Result<NodeId> {
+        self.index.lock().rehome(id, Timespec::now())
+    }
+
+    /// What stands now where a node lost its name: the value that replaced it.
+    pub fn successor(&self, id: NodeId) -> Option<NodeId> {
+        let index = self.index.lock();
+        let node = index.get(id).ok().filter(|n| n.state == super::index::State::Orphan)?;
+        index.child(index.id_of(node.parent), &node.name)
     }
 
     /// Whether any record of the store may have an ACL: without one, nobody need look.
@@ -266,29 +279,41 @@ impl Store {
         to: (NodeId, &[u8]),
         how: RenameHow,
     ) -> Result<Option<NodeId>> {
-        let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
-        let (home, old) = self.place_of(id)?;
-        let (target, new) = self.rename_target(&home, id, to, old.kind)?;
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _keys = self.keys.lock_two(old.digest, new.digest);
-        if self.child(from.0, from.1) != Some(id) || self.child(to.0, to.1) != target {
-            // Somebody was faster; their outcome is as good an order as ours.
-            return Err(absent(&old.key));
+        loop {
+            let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
+            let (home, old) = self.place_of(id)?;
+            let (target, new) = self.rename_target(&home, id, to, old.kind)?;
+            let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+            let _keys = self.keys.lock_two(old.digest, new.digest);
+            // Somebody was faster at one of the two names: look again.
+            if self.child(from.0, from.1) == Some(id) && self.child(to.0, to.1) == target {
+                return self.rename_locked(&home, (id, &old), (target, &new), to, how);
+            }
         }
+    }
+
+    fn rename_locked(
+        &self,
+        home: &Home,
+        (id, old): (NodeId, &Place),
+        (target, new): (Option<NodeId>, &Place),
+        to: (NodeId, &[u8]),
+        how: RenameHow,
+    ) -> Result<Option<NodeId>> {
         match (target, how) {
             (Some(_), RenameHow::NoReplace) => {
                 return Err(Error::new(Kind::Exists, format!("{} exists", new.key)));
             }
             (None, RenameHow::Exchange) => return Err(absent(&new.key)),
             (Some(other), RenameHow::Exchange) => {
-                self.exchange_records(&home, &old, &new)?;
+                self.exchange_records(home, old, new)?;
                 self.index.lock().exchange(id, other, Timespec::now())?;
                 return Ok(None);
             }
             (Some(other), RenameHow::Replace) if other == id => return Ok(None),
             _ => {}
         }
-        let blocks = self.move_record(&home, &old, &new)?;
+        let blocks = self.move_record(home, old, new)?;
         let mut index = self.index.lock();
         let replaced = index.relink(id, to.0, to.1, Timespec::now())?;
         if let Some(blocks) = blocks {
@@ -300,7 +325,7 @@ impl Store {
 
     fn rename_target(
         &self,
-        home: &super::tenants::Home,
+        home: &Home,
         id: NodeId,
         to: (NodeId, &[u8]),
         kind: RecordKind,
@@ -344,7 +369,7 @@ impl Store {
     }
 
     /// Gives a record its new key, then its new name; what it occupies then. An implied directory has no record.
-    fn move_record(&self, home: &super::tenants::Home, old: &Place, new: &Place) -> Result<Option<u64>> {
+    fn move_record(&self, home: &Home, old: &Place, new: &Place) -> Result<Option<u64>> {
         let (file, mut record) = match self.open_record(home, old, false)? {
             Found::Record(file, _, record) => (file, record),
             Found::Absent if old.kind == RecordKind::Directory => return Ok(None),
@@ -372,7 +397,7 @@ impl Store {
     /// A rename of keys too long to stand in one record together: by a copy, so that no step loses the value.
     fn copy_record(
         &self,
-        home: &super::tenants::Home,
+        home: &Home,
         source: (&std::fs::File, Record),
         old: &Place,
         new: &Place,
@@ -416,7 +441,7 @@ impl Store {
         Ok(os::stat(&copy)?.blocks)
     }
 
-    fn exchange_records(&self, home: &super::tenants::Home, a: &Place, b: &Place) -> Result<()> {
+    fn exchange_records(&self, home: &Home, a: &Place, b: &Place) -> Result<()> {
         if a.kind == RecordKind::Directory || b.kind == RecordKind::Directory {
             return Err(Error::new(Kind::Invalid, "directories cannot be exchanged"));
         }

@@ -1,8 +1,9 @@
 //! Room: the quota, reservations, eviction, and the keeper, the one thread that looks after them.
 //!
 //! INVARIANT: used + reserved bytes never pass the quota through a publication; a replacement reserves its whole size
-//! while the old value still counts. Values being written are staged outside that sum and watched: the keeper makes
-//! room for them early, and empties one that can never fit.
+//! while the old value still counts. Values being written are staged outside that sum: nothing is evicted for a value
+//! before its writer closes it. They are watched, and the keeper empties one that can never fit, or the largest while
+//! all of them together pass the quota: staged bytes end at the quota plus what is written between two looks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -98,8 +99,9 @@ impl Store {
         });
         let tenant_over =
             index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q));
-        let used = index.usage.bytes + self.staged_bytes.load(Ordering::Relaxed);
-        used > self.percent_of_quota(self.settings.quota.high_percent) || keys_over || tenant_over
+        index.usage.bytes > self.percent_of_quota(self.settings.quota.high_percent)
+            || keys_over
+            || tenant_over
     }
 
     /// Whether publishing `bytes` more would have to evict first.
@@ -295,8 +297,7 @@ impl Store {
         self.count_staged();
         let quota = &self.settings.quota;
         if self.over_high(&self.index.lock()) {
-            let staged = self.staged_bytes.load(Ordering::Relaxed);
-            let target = self.percent_of_quota(quota.low_percent).saturating_sub(staged);
+            let target = self.percent_of_quota(quota.low_percent);
             let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
             self.evict_down_to(target, keys, Reason::Quota);
             self.evict_tenants_over_quota();
@@ -322,22 +323,27 @@ impl Store {
         }
     }
 
-    fn count_staged(&self) {
+    /// Looks at the values being written: what they occupy, and which can never be published.
+    pub(super) fn count_staged(&self) {
         let largest = self.largest_value_bytes();
-        let mut sum = 0;
         let files: Vec<_> =
             self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
+        let mut sizes = Vec::new();
         for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
             let Ok(attr) = os::stat(&*file) else { continue };
             if attr.allocated_bytes() > largest {
-                // It can never be published. Its writer learns that at close; its bytes go now.
-                doomed.store(true, Ordering::Release);
-                if let Err(e) = os::truncate(&*file, 0) {
-                    log::warn!("cannot empty a value that is larger than the quota: {e}");
-                }
-                continue;
+                doom(&file, &doomed);
+            } else {
+                sizes.push((attr.allocated_bytes(), file, doomed));
             }
-            sum += attr.allocated_bytes();
+        }
+        sizes.sort_by_key(|(bytes, ..)| *bytes);
+        let mut sum: u64 = sizes.iter().map(|(bytes, ..)| bytes).sum();
+        while sum > self.quota_bytes()
+            && let Some((bytes, file, doomed)) = sizes.pop()
+        {
+            doom(&file, &doomed);
+            sum -= bytes;
         }
         self.staged_bytes.store(sum, Ordering::Relaxed);
     }
@@ -349,5 +355,13 @@ impl Store {
             let used = self.index.lock().usage.bytes;
             self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
         }
+    }
+}
+
+/// A value that can never be published: its writer learns that at close, its bytes go now.
+fn doom(file: &File, doomed: &AtomicBool) {
+    doomed.store(true, Ordering::Release);
+    if let Err(e) = os::truncate(file, 0) {
+        log::warn!("cannot empty a value that is larger than the quota: {e}");
     }
 }

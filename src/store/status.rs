@@ -86,6 +86,7 @@ pub struct StoreStatus {
 impl Store {
     /// A snapshot of the store's state.
     pub fn status(&self) -> StoreStatus {
+        self.count_staged();
         let index = self.index.lock();
         let mut tenants: Vec<TenantStatus> = index
             .tenants

@@ -82,6 +82,16 @@ impl Staged {
         self.epoch = epoch;
     }
 
+    /// The value can never be published whole: its close fails with [`Kind::NoSpace`].
+    pub fn doom(&self) {
+        self.doomed.store(true, Ordering::Release);
+    }
+
+    /// Whether the value can never be published whole.
+    pub fn is_doomed(&self) -> bool {
+        self.doomed.load(Ordering::Acquire)
+    }
+
     /// Gives the value up.
     pub fn discard(&mut self) {
         if self.progress == Progress::Staged {
@@ -190,7 +200,7 @@ impl Store {
             }
             (Place::new(&home, key, staged.kind), old)
         };
-        if staged.doomed.load(Ordering::Acquire) {
+        if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota"));
         }
         let attr = os::stat(&*staged.file)?;
