@@ -164,11 +164,14 @@ impl Fs {
             // Nothing can be written through it: the value is empty, and whole.
             self.store.publish(&mut staged, false)?;
             self.listing_changed(parent);
-            return self.open_node(who, node, flags & !libc::O_TRUNC, reply);
+            self.store.retain(node)?;
+            let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
+            return opened.inspect_err(|_| self.store.release(node, 1));
         }
         let answer = reply.as_ref().ok_or_else(gone)?;
         let backing = self.back(answer, staged.file());
         let attr = os::stat(&**staged.file())?;
+        self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
         let file = Arc::clone(&writing.file);
         let fresh = OpenNode::new(node, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
@@ -386,8 +389,6 @@ impl Fs {
         let old_file = Arc::new(old_file);
         let (parent, name) = self.store.place(old).map_err(|_| gone())?;
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
-        // The kernel never hears of the node that the value will be; it finds it by look-up.
-        self.store.release(staged.node(), 1);
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
         let open = match self.opens.enter_if_open(id) {
@@ -513,7 +514,8 @@ impl Fs {
     pub(super) fn release_file(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
         let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
         let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
-        let slowly = last_writer.as_ref().is_some_and(|w| self.publishes_slowly(w));
+        let fsyncs = self.store.settings().durability == Durability::Fsync;
+        let slowly = last_writer.as_ref().map_or(handle.edits && fsyncs, |w| self.publishes_slowly(w));
         let fs = Arc::clone(self);
         let finish = move || {
             let mut stale: Stale = None;

@@ -241,7 +241,13 @@ impl Store {
         };
         self.write_record(&file, &record)?;
         let shard = self.ensure_shard(&home, place.digest)?;
+        if self.durable() {
+            os::sync_file(&file)?;
+        }
         self.staging.rename(&name, &shard, place.digest.to_string(), RenameHow::Replace)?;
+        if self.durable() {
+            shard.sync()?;
+        }
         let blocks = os::stat(&file)?.blocks;
         let mut index = self.index.lock();
         index.set_blocks(id, blocks)?;
@@ -270,6 +276,9 @@ impl Store {
     /// Pins or unpins a linked value, durably.
     pub fn set_pinned(&self, id: NodeId, pinned: bool) -> Result<()> {
         let (home, place) = self.place_of(id)?;
+        if place.kind == RecordKind::Directory {
+            return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));
+        }
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
         let _key = self.keys.lock(place.digest);
         let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {

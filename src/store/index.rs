@@ -108,6 +108,7 @@ pub struct Node {
     generation: u32,
     /// The directory that lists it (or would).
     pub parent: Slot,
+    parent_generation: u32,
     /// Its number among the tenants; meaningless for the root.
     pub tenant: u32,
     /// References handed out.
@@ -149,6 +150,8 @@ pub struct TenantEntry {
     pub usage: Usage,
     /// Its quota.
     pub quota_bytes: Option<u64>,
+    /// Bytes promised to publications under way.
+    pub reserved_bytes: u64,
     /// False once removed by rmdir.
     pub live: bool,
 }
@@ -166,6 +169,8 @@ pub struct Index {
     pub usage: Usage,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
+    /// Keys promised to publications under way.
+    pub reserved_keys: u64,
     /// Bytes that eviction may not take.
     pub pinned_bytes: u64,
     /// Eviction order of every linked value and symlink.
@@ -182,6 +187,7 @@ impl Index {
         let node = |state, dir| Node {
             generation: 0,
             parent: ROOT_SLOT,
+            parent_generation: 0,
             tenant: u32::MAX,
             refs: 1,
             writers: 0,
@@ -205,6 +211,7 @@ impl Index {
             tenants: Vec::new(),
             usage: Usage::default(),
             reserved_bytes: 0,
+            reserved_keys: 0,
             pinned_bytes: 0,
             policy,
         }
@@ -226,6 +233,11 @@ impl Index {
     pub fn linked(&self, id: NodeId) -> Result<&Node> {
         let node = self.get(id)?;
         if node.state == State::Linked { Ok(node) } else { Err(gone()) }
+    }
+
+    /// The directory of a node; of an orphan or a pending node it may be gone by now.
+    pub fn parent_of(&self, node: &Node) -> NodeId {
+        NodeId::new(node.parent, node.parent_generation)
     }
 
     /// The node in a slot that is known to be in use.
@@ -307,7 +319,7 @@ impl Index {
         })
     }
 
-    /// Adds a node that is not linked yet, with one reference.
+    /// Adds a node that is not linked yet, and that nobody refers to.
     pub fn add_pending(
         &mut self,
         parent: NodeId,
@@ -320,6 +332,7 @@ impl Index {
             self.nodes.push(Node {
                 generation: 0,
                 parent: 0,
+                parent_generation: 0,
                 tenant: 0,
                 refs: 0,
                 writers: 0,
@@ -337,8 +350,9 @@ impl Index {
         *node = Node {
             generation: node.generation,
             parent: parent.slot(),
+            parent_generation: parent.generation(),
             tenant,
-            refs: 1,
+            refs: 0,
             writers: 0,
             state: State::Pending,
             kind,
@@ -355,7 +369,7 @@ impl Index {
     /// The parent must be a linked directory.
     pub fn link(&mut self, id: NodeId, blocks: u64, now: Timespec) -> Result<Option<NodeId>> {
         let node = self.get(id)?;
-        let parent = self.id_of(node.parent);
+        let parent = self.parent_of(node);
         self.dir(parent)?;
         let replaced = self.child(parent, &self.nodes[id.slot() as usize].name);
         if let Some(old) = replaced {
@@ -437,7 +451,8 @@ impl Index {
         }
         self.detach(id, now)?;
         let node = &mut self.nodes[slot as usize];
-        (node.parent, node.name, node.state) = (parent.slot(), name.into(), State::Pending);
+        (node.parent, node.parent_generation) = (parent.slot(), parent.generation());
+        (node.name, node.state) = (name.into(), State::Pending);
         let replaced = self.link(id, blocks, now)?;
         self.set_pinned(id, pinned)?;
         Ok(replaced)
@@ -446,12 +461,11 @@ impl Index {
     /// Puts a new node in the place of a linked value; the old one becomes an orphan.
     pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
         let node = self.linked(id)?;
-        let (parent, name, tenant) = (self.id_of(node.parent), node.name.clone(), node.tenant);
+        let (parent, name, tenant) = (self.parent_of(node), node.name.clone(), node.tenant);
         let (kind, blocks, pinned) = (node.kind, node.blocks, node.pinned);
         let fresh = self.add_pending(parent, &name, tenant, kind, None);
         self.link(fresh, blocks, now)?;
         self.set_pinned(fresh, pinned)?;
-        self.release(fresh, 1);
         Ok(fresh)
     }
 
@@ -471,7 +485,8 @@ impl Index {
     pub fn retarget(&mut self, id: NodeId, parent: NodeId, name: &[u8]) -> Result<()> {
         let node = self.get_mut(id)?;
         if node.state == State::Pending {
-            (node.parent, node.name) = (parent.slot(), name.into());
+            (node.parent, node.parent_generation) = (parent.slot(), parent.generation());
+            node.name = name.into();
         }
         Ok(())
     }
@@ -593,7 +608,7 @@ impl Index {
                 sum.keys += u64::from(node.dir.is_none());
             }
             pinned += if node.pinned { node.blocks * 512 } else { 0 };
-            if self.child(self.id_of(node.parent), &node.name) != Some(self.id_of(slot)) {
+            if self.child(self.parent_of(node), &node.name) != Some(self.id_of(slot)) {
                 found.push(format!("node {slot} is not found by its name"));
             }
         }

@@ -71,12 +71,12 @@ impl Store {
         };
         let attr = match home.dir.open_file(place.path(), false) {
             Ok(Some(file)) => os::stat(&file)?,
-            Ok(None) => {
+            Err(e) if !super::object::is_obstacle(&e) => return Err(e),
+            Ok(None) | Err(_) => {
                 let _key = self.keys.lock(place.digest);
                 self.open_or_forget(&home, &place, id, false)?;
                 return Ok(None);
             }
-            Err(e) => return Err(e),
         };
         let mut index = self.index.lock();
         match index.linked(id) {
@@ -105,7 +105,7 @@ impl Store {
     pub fn place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
         let index = self.index.lock();
         let node = index.linked(id)?;
-        Ok((index.id_of(node.parent), node.name.clone()))
+        Ok((index.parent_of(node), node.name.clone()))
     }
 
     /// Gives a linked value another node: whoever refers to the old one keeps it, as one whose name is gone.
@@ -117,7 +117,7 @@ impl Store {
     pub fn successor(&self, id: NodeId) -> Option<NodeId> {
         let index = self.index.lock();
         let node = index.get(id).ok().filter(|n| n.state == super::index::State::Orphan)?;
-        index.child(index.id_of(node.parent), &node.name)
+        index.child(index.parent_of(node), &node.name)
     }
 
     /// Whether any record of the store may have an ACL: without one, nobody need look.
@@ -200,7 +200,6 @@ impl Store {
         }
         let mut staged = self.stage(parent, name, RecordKind::Directory, owner)?;
         self.publish(&mut staged, false)?;
-        self.release(staged.node(), 1);
         Ok(staged.node())
     }
 
@@ -219,7 +218,6 @@ impl Store {
         let written = std::io::Write::write_all(&mut &**staged.file(), target);
         written.map_err(|e| Error::os("cannot write a symbolic link", e))?;
         self.publish(&mut staged, false)?;
-        self.release(staged.node(), 1);
         Ok(staged.node())
     }
 
@@ -260,15 +258,24 @@ impl Store {
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
         let _key = self.keys.lock(place.digest);
-        {
+        let (attr, blocks) = {
             // From here on nothing can be linked into it: the index has no such directory any more.
             let mut index = self.index.lock();
+            let was = (index.dir(id)?.attr, index.linked(id)?.blocks);
             if !index.dir(id)?.children.is_empty() {
                 return Err(Error::new(Kind::NotEmpty, format!("{} is not empty", place.key)));
             }
             index.unlink(id, Timespec::now())?;
-        }
-        self.delete_record(&home, &place)
+            was
+        };
+        self.delete_record(&home, &place).inspect_err(|_| {
+            let mut index = self.index.lock();
+            let dir = super::index::Directory::new(attr, true);
+            let again = index.add_pending(parent, name, home.number, RecordKind::Directory, Some(dir));
+            if let Err(e) = index.link(again, blocks, Timespec::now()) {
+                log::warn!("{} is back after the next start: {e}", place.key);
+            }
+        })
     }
 
     /// Moves a linked node to another name of its tenant; what stood there is replaced atomically and returned.
@@ -455,7 +462,14 @@ impl Store {
         let (a_shard, b_shard) = (self.ensure_shard(home, a.digest)?, self.ensure_shard(home, b.digest)?);
         self.write_record(&a_file, &a_rec)?;
         self.write_record(&b_file, &b_rec)?;
-        a_shard.rename(a.digest.to_string(), &b_shard, b.digest.to_string(), RenameHow::Exchange)
+        a_shard.rename(a.digest.to_string(), &b_shard, b.digest.to_string(), RenameHow::Exchange)?;
+        if self.durable() {
+            os::sync_file(&a_file)?;
+            os::sync_file(&b_file)?;
+            a_shard.sync()?;
+            b_shard.sync()?;
+        }
+        Ok(())
     }
 }
 
