@@ -203,6 +203,19 @@ impl Opens {
         let mut tables = self.tables.lock();
         if open.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
             tables.nodes.remove(&open.node);
+            drop(tables);
+            self.settled.notify_all();
+        }
+    }
+
+    /// Waits until nobody has a node open, at most `wait`.
+    pub(super) fn wait_closed(&self, id: NodeId, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        let mut tables = self.tables.lock();
+        while tables.nodes.contains_key(&id) {
+            if self.settled.wait_until(&mut tables, deadline).timed_out() {
+                return;
+            }
         }
     }
 
