@@ -69,6 +69,8 @@ impl OpenReply {
     }
 }
 
+/// How often one open is overtaken before it is sent back to look its path up.
+const MOST_OVERTAKES: usize = 64;
 /// Permission bits of others.
 const MAY_READ: u32 = 0o4;
 const MAY_WRITE: u32 = 0o2;
@@ -266,8 +268,19 @@ impl Fs {
     /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
     /// after ESTALE, but only once, and a busy key is replaced faster than that.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, File, Attr)> {
-        let next = self.store.successor(id).ok_or_else(gone)?;
-        let (file, attr) = self.store.open_value(next)?.ok_or_else(gone)?;
+        let overtaken = || -> Result<_> {
+            let next = self.store.successor(id).ok_or_else(gone)?;
+            Ok(self.store.open_value(next)?.map(|(file, attr)| (next, file, attr)))
+        };
+        // The successor may be overtaken as well.
+        let mut found = None;
+        for _ in 0..MOST_OVERTAKES {
+            found = overtaken()?;
+            if found.is_some() {
+                break;
+            }
+        }
+        let (next, file, attr) = found.ok_or_else(gone)?;
         // The kernel judged the old value's permissions. What it could not judge goes the long way.
         let allowed = match who {
             Caller { uid: 0, .. } => true,
@@ -372,8 +385,10 @@ impl Fs {
             self.opens.wait_closed(id, limits::SETTLE_WAIT);
             return Ok(());
         }
-        let (parent, _) = self.store.place(id).map_err(|_| gone())?;
-        uncached.nodes.insert(self.store.rehome(id)?);
+        // Replaced this very moment: then its readers are out of the way already.
+        let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
+        let Ok(fresh) = self.store.rehome(id) else { return Ok(()) };
+        uncached.nodes.insert(fresh);
         uncached.retrying.push(who.tid);
         self.listing_changed(parent);
         Err(gone())
@@ -394,7 +409,7 @@ impl Fs {
             None => return self.open_vanished(id, flags, reply),
         };
         let old_file = Arc::new(old_file);
-        let (parent, name) = self.store.place(old).map_err(|_| gone())?;
+        let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);

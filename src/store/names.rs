@@ -120,6 +120,13 @@ impl Store {
         index.child(index.parent_of(node), &node.name)
     }
 
+    /// Where a node stands, or stood when it lost its name.
+    pub fn last_place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
+        let index = self.index.lock();
+        let node = index.get(id)?;
+        Ok((index.parent_of(node), node.name.clone()))
+    }
+
     /// Whether any record of the store may have an ACL: without one, nobody need look.
     pub fn has_acls(&self) -> bool {
         self.acls.load(Ordering::Relaxed)
