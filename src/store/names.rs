@@ -59,25 +59,22 @@ impl Store {
 
     /// Attributes of a linked node; `None` when it is gone.
     pub fn attr(&self, id: NodeId) -> Result<Option<NodeAttr>> {
-        let (home, place) = {
+        {
             let index = self.index.lock();
             let Ok(node) = index.linked(id) else { return Ok(None) };
             if let Some(dir) = &node.dir {
                 let (attr, links) = (attr_of_dir(&dir.attr, node.blocks), 2 + dir.subdirs);
                 return Ok(Some(NodeAttr { kind: RecordKind::Directory, attr, links }));
             }
-            let home = Arc::clone(&index.tenant_of(id)?.home);
-            let place = Place::new(&home, index.key_of(id.slot())?, node.kind);
-            (home, place)
-        };
+        }
+        let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let attr = match home.dir.open_file(place.path(), false) {
             Ok(Some(file)) => os::stat(&file)?,
-            Ok(None) => {
-                let _key = self.keys.lock(place.digest);
-                self.open_or_forget(&home, &place, id, false)?;
-                return Ok(None);
-            }
-            Err(e) => return Err(e),
+            // Gone, or something that is no file: judged as any open judges it.
+            _ => match self.open_or_forget(&home, &place, id, false)? {
+                Some((_, attr)) => attr,
+                None => return Ok(None),
+            },
         };
         let mut index = self.index.lock();
         match index.linked(id) {
@@ -243,7 +240,7 @@ impl Store {
             return Err(Error::new(Kind::IsDirectory, format!("{} is a directory", place.key)));
         }
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let _key = self.keys.lock(&place);
         if self.child(parent, name) != Some(id) {
             return Err(absent(&place.key));
         }
@@ -260,10 +257,13 @@ impl Store {
         let id = self.child(parent, name).ok_or_else(|| Error::new(Kind::NotFound, "no such directory"))?;
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let _key = self.keys.lock(&place);
         {
             // From here on nothing can be linked into it: the index has no such directory any more.
             let mut index = self.index.lock();
+            if index.child(parent, name) != Some(id) {
+                return Err(absent(&place.key));
+            }
             if !index.dir(id)?.children.is_empty() {
                 return Err(Error::new(Kind::NotEmpty, format!("{} is not empty", place.key)));
             }
@@ -285,7 +285,7 @@ impl Store {
             let (home, old) = self.place_of(id)?;
             let (target, new) = self.rename_target(&home, id, to, old.kind)?;
             let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-            let _keys = self.keys.lock_two(old.digest, new.digest);
+            let _keys = self.keys.lock_two(&old, &new);
             // Somebody was faster at one of the two names: look again.
             if self.child(from.0, from.1) == Some(id) && self.child(to.0, to.1) == target {
                 return self.rename_locked(&home, (id, &old), (target, &new), to, how);
