@@ -7,6 +7,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::MutexGuard;
+
 use super::Store;
 use super::index::{NodeId, State};
 use super::object::{Found, Place, absent};
@@ -41,13 +43,24 @@ impl Store {
         Ok((Arc::clone(&home), Place::new(&home, key, node.kind)))
     }
 
+    /// The home and place of a linked node with its name locked: neither the name nor its file moves meanwhile.
+    /// `None` when the node is gone.
+    pub(super) fn lock_place(&self, id: NodeId) -> Option<(Arc<Home>, Place, MutexGuard<'_, ()>)> {
+        loop {
+            let (home, place) = self.place_of(id).ok()?;
+            let lock = self.keys.lock(&place);
+            let index = self.index.lock();
+            index.linked(id).ok()?;
+            // A rename that was faster took the file to another name.
+            if index.key_of(id.slot()).is_ok_and(|k| k == place.key) {
+                return Some((home, place, lock));
+            }
+        }
+    }
+
     /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
     pub fn open_value(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
-        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
-        let _key = self.keys.lock(place.digest);
-        if self.index.lock().linked(id).is_err() {
-            return Ok(None);
-        }
+        let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let opened = self.open_or_forget(&home, &place, id, false)?;
         if opened.is_some() {
             self.index.lock().policy.touch(id.slot());
@@ -90,12 +103,9 @@ impl Store {
 
     /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
     pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
-        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
+        let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
-        if self.index.lock().linked(id).is_err() {
-            return Ok(None);
-        }
+        let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
         match self.open_record(&home, &place, true)? {
             Found::Record(file, attr, mut record) => {
                 if !record.editing {
@@ -140,9 +150,8 @@ impl Store {
 
     /// Writes the length that a record has now, and takes its editing flag away.
     pub fn settle(&self, id: NodeId, file: &File) -> Result<()> {
-        let Ok((_home, place)) = self.place_of(id) else { return Ok(()) };
-        let _key = self.keys.lock(place.digest);
-        if self.index.lock().linked(id).is_err() || self.index.lock().get(id)?.writers > 0 {
+        let Some((_home, place, _key)) = self.lock_place(id) else { return Ok(()) };
+        if self.index.lock().get(id)?.writers > 0 {
             return Ok(());
         }
         let packed =
@@ -183,7 +192,7 @@ impl Store {
         }
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let opened = self.open_or_forget(&home, &place, id, false)?;
         let (file, _) = opened.ok_or_else(|| absent(&place.key))?;
         apply(&file, set)
@@ -220,7 +229,7 @@ impl Store {
     pub(super) fn directory_record(&self, id: NodeId) -> Result<File> {
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         if let Found::Record(file, _, _) = self.open_record(&home, &place, false)? {
             return Ok(file);
         }
@@ -267,8 +276,8 @@ impl Store {
                 return self.directory_record(id).map(Some);
             }
         }
-        let (home, place) = self.place_of(id)?;
-        let _key = self.keys.lock(place.digest);
+        let gone = || Error::new(Kind::NotFound, "no such key any more");
+        let (home, place, _key) = self.lock_place(id).ok_or_else(gone)?;
         let opened = self.open_or_forget(&home, &place, id, false)?;
         Ok(Some(opened.ok_or_else(|| absent(&place.key))?.0))
     }
@@ -280,7 +289,7 @@ impl Store {
             return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));
         }
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {
             return Err(absent(&place.key));
         };

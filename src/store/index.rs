@@ -458,6 +458,25 @@ impl Index {
         Ok(replaced)
     }
 
+    /// Links a copy of a linked node under another parent and name; what stood there becomes an orphan.
+    pub fn link_copy(
+        &mut self,
+        id: NodeId,
+        parent: NodeId,
+        name: &[u8],
+        blocks: u64,
+        now: Timespec,
+    ) -> Result<()> {
+        let node = self.linked(id)?;
+        let (tenant, kind, pinned) = (node.tenant, node.kind, node.pinned);
+        let dir = node.dir.as_ref().map(|d| Directory::new(d.attr, d.recorded));
+        let copy = self.add_pending(parent, name, tenant, kind, dir);
+        self.link(copy, blocks, now)?;
+        self.set_pinned(copy, pinned)?;
+        self.release(copy, 1);
+        Ok(())
+    }
+
     /// Puts a new node in the place of a linked value; the old one becomes an orphan.
     pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
         let node = self.linked(id)?;

@@ -15,8 +15,8 @@ use crate::config::{Durability, StoreSettings};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::format::superblock::Superblock;
-use crate::key::Digest;
 use crate::os::{self, Dir, RenameHow, XattrMode};
+use object::Place;
 
 /// A named step: where tests with the feature `failpoints` inject an error, stop or stall.
 macro_rules! step {
@@ -61,19 +61,20 @@ pub enum Event {
     },
 }
 
-/// Locks by digest: whoever moves, opens or removes a record holds its lock, so that a name and a file agree.
+/// Locks by key: whoever moves, opens or removes a record holds its lock, so that a name and a file agree. A value and
+/// a directory of one name have one lock: only one of them can be there.
 struct KeyLocks([Mutex<()>; 256]);
 
 impl KeyLocks {
-    fn stripe(digest: Digest) -> usize {
-        digest.low() as usize % 256
+    fn stripe(place: &Place) -> usize {
+        place.name.low() as usize % 256
     }
 
-    fn lock(&self, digest: Digest) -> MutexGuard<'_, ()> {
-        self.0[Self::stripe(digest)].lock()
+    fn lock(&self, place: &Place) -> MutexGuard<'_, ()> {
+        self.0[Self::stripe(place)].lock()
     }
 
-    fn lock_two(&self, a: Digest, b: Digest) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+    fn lock_two(&self, a: &Place, b: &Place) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
         let (low, high) = (Self::stripe(a).min(Self::stripe(b)), Self::stripe(a).max(Self::stripe(b)));
         let first = self.0[low].lock();
         (first, (high != low).then(|| self.0[high].lock()))

@@ -1,5 +1,6 @@
 //! The namespace: look up, list, make and remove directories, unlink, rename.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -58,25 +59,22 @@ impl Store {
 
     /// Attributes of a linked node; `None` when it is gone.
     pub fn attr(&self, id: NodeId) -> Result<Option<NodeAttr>> {
-        let (home, place) = {
+        {
             let index = self.index.lock();
             let Ok(node) = index.linked(id) else { return Ok(None) };
             if let Some(dir) = &node.dir {
                 let (attr, links) = (attr_of_dir(&dir.attr, node.blocks), 2 + dir.subdirs);
                 return Ok(Some(NodeAttr { kind: RecordKind::Directory, attr, links }));
             }
-            let home = Arc::clone(&index.tenant_of(id)?.home);
-            let place = Place::new(&home, index.key_of(id.slot())?, node.kind);
-            (home, place)
-        };
+        }
+        let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let attr = match home.dir.open_file(place.path(), false) {
             Ok(Some(file)) => os::stat(&file)?,
-            Err(e) if !super::object::is_obstacle(&e) => return Err(e),
-            Ok(None) | Err(_) => {
-                let _key = self.keys.lock(place.digest);
-                self.open_or_forget(&home, &place, id, false)?;
-                return Ok(None);
-            }
+            // Gone, or something that is no file: judged as any open judges it.
+            _ => match self.open_or_forget(&home, &place, id, false)? {
+                Some((_, attr)) => attr,
+                None => return Ok(None),
+            },
         };
         let mut index = self.index.lock();
         match index.linked(id) {
@@ -247,7 +245,7 @@ impl Store {
             return Err(Error::new(Kind::IsDirectory, format!("{} is a directory", place.key)));
         }
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let _key = self.keys.lock(&place);
         if self.child(parent, name) != Some(id) {
             return Err(absent(&place.key));
         }
@@ -264,10 +262,13 @@ impl Store {
         let id = self.child(parent, name).ok_or_else(|| Error::new(Kind::NotFound, "no such directory"))?;
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-        let _key = self.keys.lock(place.digest);
+        let _key = self.keys.lock(&place);
         let (attr, blocks) = {
             // From here on nothing can be linked into it: the index has no such directory any more.
             let mut index = self.index.lock();
+            if index.child(parent, name) != Some(id) {
+                return Err(absent(&place.key));
+            }
             let was = (index.dir(id)?.attr, index.linked(id)?.blocks);
             if !index.dir(id)?.children.is_empty() {
                 return Err(Error::new(Kind::NotEmpty, format!("{} is not empty", place.key)));
@@ -298,7 +299,7 @@ impl Store {
             let (home, old) = self.place_of(id)?;
             let (target, new) = self.rename_target(&home, id, to, old.kind)?;
             let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
-            let _keys = self.keys.lock_two(old.digest, new.digest);
+            let _keys = self.keys.lock_two(&old, &new);
             // Somebody was faster at one of the two names: look again.
             if self.child(from.0, from.1) == Some(id) && self.child(to.0, to.1) == target {
                 return self.rename_locked(&home, (id, &old), (target, &new), to, how);
@@ -318,23 +319,32 @@ impl Store {
             (Some(_), RenameHow::NoReplace) => {
                 return Err(Error::new(Kind::Exists, format!("{} exists", new.key)));
             }
+            (Some(other), _) if other == id => return Ok(None),
             (None, RenameHow::Exchange) => return Err(absent(&new.key)),
             (Some(other), RenameHow::Exchange) => {
-                self.exchange_records(home, old, new)?;
+                // A link and a value may change places: each record is of its own kind.
+                let theirs = Place { kind: self.index.lock().linked(other)?.kind, ..new.clone() };
+                let (a, b, synced) = self.exchange_records(home, (id, old), (other, &theirs))?;
                 self.index.lock().exchange(id, other, Timespec::now())?;
-                return Ok(None);
+                self.recount(id, &a)?;
+                self.recount(other, &b)?;
+                return synced.map(|()| None);
             }
-            (Some(other), RenameHow::Replace) if other == id => return Ok(None),
             _ => {}
         }
-        let blocks = self.move_record(home, old, new)?;
+        // What fails once the file has moved is told only when the index has followed it.
+        let Moved { blocks, left, synced } = self.move_record(home, id, old, new)?;
         let mut index = self.index.lock();
+        if let Some(e) = left {
+            index.link_copy(id, to.0, to.1, blocks.unwrap_or(0), Timespec::now())?;
+            return Err(e);
+        }
         let replaced = index.relink(id, to.0, to.1, Timespec::now())?;
         if let Some(blocks) = blocks {
             index.set_blocks(id, blocks)?;
         }
         self.counters.renames.fetch_add(1, Ordering::Relaxed);
-        Ok(replaced)
+        synced.map(|()| replaced)
     }
 
     fn rename_target(
@@ -382,40 +392,52 @@ impl Store {
         Ok((target, Place::new(home, Key::new(key)?, kind)))
     }
 
-    /// Gives a record its new key, then its new name; what it occupies then. An implied directory has no record.
-    fn move_record(&self, home: &Home, old: &Place, new: &Place) -> Result<Option<u64>> {
+    /// Gives a record its new key, then its new name. An implied directory has no record.
+    fn move_record(&self, home: &Home, id: NodeId, old: &Place, new: &Place) -> Result<Moved> {
         let (file, mut record) = match self.open_record(home, old, false)? {
             Found::Record(file, _, record) => (file, record),
-            Found::Absent if old.kind == RecordKind::Directory => return Ok(None),
+            Found::Absent if old.kind == RecordKind::Directory => {
+                return Ok(Moved { blocks: None, left: None, synced: Ok(()) });
+            }
             _ => return Err(absent(&old.key)),
         };
         let from = self.shard(home, old.digest)?.ok_or_else(|| absent(&old.key))?;
         let to = self.ensure_shard(home, new.digest)?;
         (record.key, record.origin, record.epoch) = (new.key.clone(), Some(old.key.clone()), home.epoch);
         if record.encode().is_err_and(|e| e.kind() == Kind::NameTooLong) {
-            return self.copy_record(home, (&file, record), old, new).map(Some);
+            if self.index.lock().get(id)?.writers > 0 {
+                // The copy would not see what the writer still writes.
+                return Err(Error::new(
+                    Kind::CrossTenant,
+                    format!("{} is open for writing, and keys this long are renamed by copying", old.key),
+                ));
+            }
+            return self.copy_record(home, (&file, record), old, new);
         }
         step!("rename.metadata");
-        self.write_record(&file, &record)?;
-        step!("rename.move");
-        from.rename(old.digest.to_string(), &to, new.digest.to_string(), RenameHow::Replace)?;
-        step!("rename.moved");
-        if self.durable() {
-            os::sync_file(&file)?;
-            to.sync()?;
-            from.sync()?;
+        let moved = self.write_record(&file, &record).and_then(|()| {
+            step!("rename.move");
+            from.rename(old.digest.to_string(), &to, new.digest.to_string(), RenameHow::Replace)
+        });
+        if let Err(e) = moved {
+            // The second key in its metadata may have taken a block.
+            self.recount(id, &file)?;
+            return Err(e);
         }
-        Ok(Some(os::stat(&file)?.blocks))
+        let synced = (|| {
+            step!("rename.moved");
+            if self.durable() {
+                os::sync_file(&file)?;
+                to.sync()?;
+                from.sync()?;
+            }
+            Ok(())
+        })();
+        Ok(Moved { blocks: Some(os::stat(&file)?.blocks), left: None, synced })
     }
 
     /// A rename of keys too long to stand in one record together: by a copy, so that no step loses the value.
-    fn copy_record(
-        &self,
-        home: &Home,
-        source: (&std::fs::File, Record),
-        old: &Place,
-        new: &Place,
-    ) -> Result<u64> {
+    fn copy_record(&self, home: &Home, source: (&File, Record), old: &Place, new: &Place) -> Result<Moved> {
         let (file, mut record) = source;
         record.origin = None;
         debug_assert!(new.key.as_bytes().len() < MAX_XATTR_BYTES);
@@ -445,17 +467,27 @@ impl Store {
             }
             let to = self.ensure_shard(home, new.digest)?;
             self.staging.rename(&name, &to, new.digest.to_string(), RenameHow::Replace)?;
-            if self.durable() { to.sync() } else { Ok(()) }
+            Ok(to)
         })();
-        if let Err(e) = done {
-            self.staging.unlink(&name)?;
-            return Err(e);
-        }
-        self.delete_record(home, old)?;
-        Ok(os::stat(&copy)?.blocks)
+        let to = match done {
+            Ok(to) => to,
+            Err(e) => {
+                self.staging.unlink(&name)?;
+                return Err(e);
+            }
+        };
+        let synced = if self.durable() { to.sync() } else { Ok(()) };
+        let left = self.delete_record(home, old).err();
+        Ok(Moved { blocks: Some(os::stat(&copy)?.blocks), left, synced })
     }
 
-    fn exchange_records(&self, home: &Home, a: &Place, b: &Place) -> Result<()> {
+    /// Exchanges two records; their files, and whether that is durable.
+    fn exchange_records(
+        &self,
+        home: &Home,
+        (a_id, a): (NodeId, &Place),
+        (b_id, b): (NodeId, &Place),
+    ) -> Result<(File, File, Result<()>)> {
         if a.kind == RecordKind::Directory || b.kind == RecordKind::Directory {
             return Err(Error::new(Kind::Invalid, "directories cannot be exchanged"));
         }
@@ -467,17 +499,37 @@ impl Store {
         (a_rec.key, a_rec.origin) = (b.key.clone(), Some(a.key.clone()));
         (b_rec.key, b_rec.origin) = (a.key.clone(), Some(b.key.clone()));
         let (a_shard, b_shard) = (self.ensure_shard(home, a.digest)?, self.ensure_shard(home, b.digest)?);
-        self.write_record(&a_file, &a_rec)?;
-        self.write_record(&b_file, &b_rec)?;
-        a_shard.rename(a.digest.to_string(), &b_shard, b.digest.to_string(), RenameHow::Exchange)?;
-        if self.durable() {
-            os::sync_file(&a_file)?;
-            os::sync_file(&b_file)?;
-            a_shard.sync()?;
-            b_shard.sync()?;
+        let exchanged = (|| {
+            self.write_record(&a_file, &a_rec)?;
+            self.write_record(&b_file, &b_rec)?;
+            a_shard.rename(a.digest.to_string(), &b_shard, b.digest.to_string(), RenameHow::Exchange)
+        })();
+        if let Err(e) = exchanged {
+            self.recount(a_id, &a_file)?;
+            self.recount(b_id, &b_file)?;
+            return Err(e);
         }
-        Ok(())
+        let synced = (|| {
+            if self.durable() {
+                os::sync_file(&a_file)?;
+                os::sync_file(&b_file)?;
+                a_shard.sync()?;
+                b_shard.sync()?;
+            }
+            Ok(())
+        })();
+        Ok((a_file, b_file, synced))
     }
+}
+
+/// A record that stands at its new place.
+struct Moved {
+    /// What it occupies there.
+    blocks: Option<u64>,
+    /// It was copied, and why the old one could not be removed.
+    left: Option<Error>,
+    /// Whether the move is durable, where it must be.
+    synced: Result<()>,
 }
 
 fn attr_of_dir(dir: &DirAttr, blocks: u64) -> Attr {

@@ -19,13 +19,19 @@ pub struct Place {
     pub kind: RecordKind,
     /// The file's name.
     pub digest: Digest,
+    /// The key's digest, whatever is there.
+    pub name: Digest,
 }
 
 impl Place {
     /// The place of `key` in `home`.
     pub fn new(home: &Home, key: Key, kind: RecordKind) -> Self {
         let digest = Digest::of(&home.tenant, key.as_bytes(), kind);
-        Place { key, kind, digest }
+        let name = match kind {
+            RecordKind::Directory => Digest::of(&home.tenant, key.as_bytes(), RecordKind::File),
+            RecordKind::File | RecordKind::Symlink => digest,
+        };
+        Place { key, kind, digest, name }
     }
 
     /// Path below the epoch directory.

@@ -204,15 +204,11 @@ impl Store {
     }
 
     fn evict_unless_changed(&self, id: NodeId) -> Result<Option<u64>> {
-        let Ok((home, place)) = self.place_of(id) else { return Ok(None) };
+        let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.lease(home.epoch, std::time::Duration::ZERO)?;
-        let _key = self.keys.lock(place.digest);
-        {
-            let index = self.index.lock();
-            let same_key = index.key_of(id.slot()).is_ok_and(|k| k == place.key);
-            if !index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) || !same_key {
-                return Ok(None);
-            }
+        let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
+        if !self.index.lock().linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) {
+            return Ok(None);
         }
         step!("evict.record");
         self.delete_record(&home, &place)

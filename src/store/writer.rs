@@ -14,7 +14,7 @@ use super::object::Place;
 use super::tenants::{Home, dir_attr};
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Record;
-use crate::key::{Digest, Epoch, MAX_KEY_BYTES, RecordKind};
+use crate::key::{Digest, Epoch, Key, MAX_KEY_BYTES, RecordKind};
 use crate::os::{self, RenameHow, Timespec};
 
 /// Owner and permission bits of something new.
@@ -179,26 +179,8 @@ impl Store {
         }
         let home = Arc::clone(&staged.home);
         let _lease = home.fence.lease(staged.epoch, self.settings.fence_wait)?;
-        let (place, old) = {
-            let index = self.index.lock();
-            let node = index.get(staged.node)?;
-            let parent = index.parent_of(node);
-            index.dir(parent)?;
-            let key = index.key_of(staged.node.slot())?;
-            let old = index.child(parent, &node.name);
-            if let Some(old) = old {
-                match (staged.kind, index.at(old.slot()).kind) {
-                    (RecordKind::Directory, _) => {
-                        return Err(Error::new(Kind::Exists, format!("{key} exists")));
-                    }
-                    (_, RecordKind::Directory) => {
-                        return Err(Error::new(Kind::IsDirectory, format!("{key} is a directory")));
-                    }
-                    _ => {}
-                }
-            }
-            (Place::new(&home, key, staged.kind), old)
-        };
+        let (key, old) = self.standing(staged)?;
+        let place = Place::new(&home, key, staged.kind);
         if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota"));
         }
@@ -221,7 +203,9 @@ impl Store {
             step!("publish.sync");
             os::sync_file(&*staged.file)?;
         }
-        let _key = self.keys.lock(place.digest);
+        let _key = self.keys.lock(&place);
+        // Somebody may have been faster.
+        self.standing(staged)?;
         let shard = self.ensure_shard(&home, place.digest)?;
         step!("publish.rename");
         self.staging.rename(&staged.name, &shard, place.digest.to_string(), RenameHow::Replace)?;
@@ -239,6 +223,23 @@ impl Store {
             shard.sync()?;
         }
         Ok(replaced)
+    }
+
+    /// The key that a staged value will have, and what stands there now; an error where that cannot be replaced.
+    fn standing(&self, staged: &Staged) -> Result<(Key, Option<NodeId>)> {
+        let index = self.index.lock();
+        let node = index.get(staged.node)?;
+        let parent = index.parent_of(node);
+        index.dir(parent)?;
+        let key = index.key_of(staged.node.slot())?;
+        let old = index.child(parent, &node.name);
+        match (staged.kind, old.map(|old| index.at(old.slot()).kind)) {
+            (RecordKind::Directory, Some(_)) => Err(Error::new(Kind::Exists, format!("{key} exists"))),
+            (_, Some(RecordKind::Directory)) => {
+                Err(Error::new(Kind::IsDirectory, format!("{key} is a directory")))
+            }
+            _ => Ok((key, old)),
+        }
     }
 
     fn link_published(&self, staged: &Staged, place: &Place, still_open: bool) -> Result<Option<NodeId>> {

@@ -1,0 +1,261 @@
+//! Engine tests: a store in a temporary directory of a real filesystem, no mount.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tempfile::TempDir;
+
+use super::{NodeId, Owner, ROOT, Staged, Store};
+use crate::config::StoreSettings;
+use crate::error::{Kind, Result};
+use crate::format::layout;
+use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
+
+mod collision;
+#[cfg(feature = "failpoints")]
+mod crash;
+mod model;
+mod races;
+mod recovery;
+mod refusal;
+mod room;
+
+/// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
+static GLOBAL: Mutex<()> = Mutex::new(());
+
+pub(super) const OWNER: Owner = Owner { mode: 0o644, uid: 0, gid: 0 };
+
+/// An open store in a directory of its own.
+struct Bench {
+    dir: TempDir,
+    settings: StoreSettings,
+    store: Option<Arc<Store>>,
+    _global: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Bench {
+    type Target = Arc<Store>;
+
+    fn deref(&self) -> &Arc<Store> {
+        self.store.as_ref().expect("the store is open")
+    }
+}
+
+impl Bench {
+    fn new(settings: StoreSettings) -> Bench {
+        let global = GLOBAL.lock();
+        let dir = tempfile::tempdir().unwrap();
+        let mut bench = Bench { dir, settings, store: None, _global: global };
+        bench.open();
+        bench
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    /// Opens the store; the keeper of the one before may hold its lock for a moment longer.
+    fn open(&mut self) {
+        self.store = Some(open_when_free(&self.root(), &self.settings).unwrap());
+    }
+
+    /// Ends without the checkpoint of a clean stop.
+    fn drop_store(&mut self) {
+        self.store = None;
+    }
+
+    fn reopen(&mut self) {
+        self.drop_store();
+        self.open();
+    }
+
+    fn close_and_reopen(&mut self) {
+        self.close().unwrap();
+        self.reopen();
+    }
+
+    /// Where the record of a value of tenant `default` stands.
+    fn record(&self, key: &[u8]) -> PathBuf {
+        record_path(&self.root(), "default", key, RecordKind::File)
+    }
+
+    /// Sums agree with one another and with the disk, and nothing is left in staging.
+    #[track_caller]
+    fn sound(&self) {
+        assert_sound(self);
+    }
+}
+
+#[track_caller]
+fn assert_sound(store: &Store) {
+    assert_eq!(store.check(), [""; 0]);
+    assert_eq!(store.usage(None).0, disk_bytes(store.path()), "usage differs from the record files");
+    assert_eq!(names_in(&store.path().join("data/.staging")), [""; 0]);
+}
+
+fn open_when_free(root: &Path, settings: &StoreSettings) -> Result<Arc<Store>> {
+    for _ in 0..1_000_000 {
+        match Store::open(root, settings, &mut |_, _| {}) {
+            Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
+            other => return other,
+        }
+    }
+    Store::open(root, settings, &mut |_, _| {})
+}
+
+fn tenant(name: &str) -> Tenant {
+    Tenant::new(name.as_bytes()).unwrap()
+}
+
+fn key(bytes: &[u8]) -> Key {
+    Key::new(bytes).unwrap()
+}
+
+fn record_path(root: &Path, tenant_name: &str, key: &[u8], kind: RecordKind) -> PathBuf {
+    let tenant = tenant(tenant_name);
+    root.join(layout::canonical_path(&tenant, Epoch(0), Digest::of(&tenant, key, kind)))
+}
+
+fn default_dir(store: &Store) -> NodeId {
+    store.tenant_node(&Tenant::default_tenant()).unwrap()
+}
+
+/// Stages a value below a directory.
+fn stage(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Result<Staged> {
+    let staged = store.stage(parent, name, RecordKind::File, OWNER)?;
+    (&**staged.file()).write_all(value).unwrap();
+    Ok(staged)
+}
+
+/// Publishes a value and gives its reference back.
+fn put_in(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Result<NodeId> {
+    let mut staged = stage(store, parent, name, value)?;
+    let published = store.publish(&mut staged, false);
+    let node = staged.node();
+    drop(staged);
+    store.release(node, 1);
+    published.map(|_| node)
+}
+
+/// Publishes a value in tenant `default`.
+fn put(store: &Arc<Store>, name: &[u8], value: &[u8]) -> Result<NodeId> {
+    put_in(store, default_dir(store), name, value)
+}
+
+fn read(store: &Store, id: NodeId) -> Option<Vec<u8>> {
+    let (mut file, _) = store.open_value(id).unwrap()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    Some(bytes)
+}
+
+/// The value of a key of tenant `default`; `None` is a miss.
+fn get(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
+    store.find_key(&Tenant::default_tenant(), &key(name)).unwrap().and_then(|id| read(store, id))
+}
+
+/// Names of the values of tenant `default` itself, in the order of the directory.
+fn names(store: &Store) -> Vec<String> {
+    let listed = store.list(default_dir(store), 0, usize::MAX).unwrap();
+    listed.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+}
+
+/// What one path of the tree holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Content {
+    Dir,
+    Link(Vec<u8>),
+    Value { bytes: Vec<u8>, pinned: bool },
+}
+
+/// Everything that the store serves, by tenant and path.
+fn tree(store: &Store) -> BTreeMap<(String, Vec<u8>), Content> {
+    let mut found = BTreeMap::new();
+    for entry in store.list(ROOT, 0, usize::MAX).unwrap() {
+        let name = String::from_utf8_lossy(&entry.name).into_owned();
+        descend(store, &name, entry.node, b"", &mut found);
+    }
+    found
+}
+
+fn descend(
+    store: &Store,
+    tenant: &str,
+    dir: NodeId,
+    at: &[u8],
+    found: &mut BTreeMap<(String, Vec<u8>), Content>,
+) {
+    for entry in store.list(dir, 0, usize::MAX).unwrap() {
+        let path = if at.is_empty() { entry.name.to_vec() } else { [at, b"/", &entry.name].concat() };
+        let content = match entry.kind {
+            RecordKind::Directory => {
+                descend(store, tenant, entry.node, &path, found);
+                Content::Dir
+            }
+            RecordKind::Symlink => Content::Link(store.read_link(entry.node).unwrap()),
+            RecordKind::File => match read(store, entry.node) {
+                Some(bytes) => Content::Value { bytes, pinned: store.is_pinned(entry.node) },
+                None => continue,
+            },
+        };
+        found.insert((tenant.to_owned(), path), content);
+    }
+}
+
+/// Allocated bytes of every record file below the store.
+fn disk_bytes(root: &Path) -> u64 {
+    records(root).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+}
+
+/// Every regular file in a shard: `data/t/<tenant>/<epoch>/hh/hh/<file>`.
+fn records(root: &Path) -> Vec<PathBuf> {
+    let mut level = vec![root.join("data/t")];
+    for depth in 0..5 {
+        let mut next = Vec::new();
+        for dir in level {
+            for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap()) {
+                let kind = entry.file_type().unwrap();
+                if if depth < 4 { kind.is_dir() } else { kind.is_file() } {
+                    next.push(entry.path());
+                }
+            }
+        }
+        level = next;
+    }
+    level
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A repeatable source of choices.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        let start = self.next();
+        (0..n as u64).map(|i| (start.wrapping_add(i * i) >> 3) as u8).collect()
+    }
+}
