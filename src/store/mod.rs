@@ -30,6 +30,7 @@ pub mod evict;
 pub mod fence;
 pub mod index;
 pub mod names;
+pub mod node;
 pub mod object;
 pub mod room;
 mod scan;
