@@ -206,6 +206,8 @@ pub mod limits {
     pub const QUARANTINED_RECORDS: usize = 1000;
     /// How often the bytes of values being written are looked at, while there are any.
     pub const STAGED_POLL: Duration = Duration::from_millis(20);
+    /// Looks without anything being written, after which the keeper looks only now and then.
+    pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
     /// Free space of the backing filesystem that eviction defends: this, or 2 % of it where that is less.

@@ -29,6 +29,8 @@ pub(super) struct Watched {
 #[derive(Default)]
 pub(super) struct Keeper {
     staged: Mutex<HashMap<String, Watched>>,
+    /// Values are being written, or were lately: the keeper looks often, and need not be woken for one more.
+    looking: AtomicBool,
     work: Mutex<Work>,
     woken: Condvar,
 }
@@ -260,11 +262,10 @@ impl Store {
     pub(super) fn watch_staged(&self, name: &str, file: &Arc<File>, doomed: &Arc<AtomicBool>) {
         let watched = Watched { file: Arc::downgrade(file), doomed: Arc::downgrade(doomed) };
         let mut staged = self.keeper.staged.lock();
-        let first = staged.is_empty();
         staged.insert(name.to_owned(), watched);
         drop(staged);
-        if first {
-            self.keeper.woken.notify_one();
+        if !self.keeper.looking.swap(true, Ordering::AcqRel) {
+            self.wake_keeper();
         }
     }
 
@@ -276,12 +277,17 @@ impl Store {
     pub(super) fn start_keeper(self: &Arc<Self>) -> Result<()> {
         let (store, keeper) = (Arc::downgrade(self), Arc::clone(&self.keeper));
         let run = move || {
+            let (mut idle_looks, mut looking) = (0, false);
             loop {
-                let polling = !keeper.staged.lock().is_empty();
+                let asked = !looking && keeper.looking.load(Ordering::Acquire);
+                let staging = !keeper.staged.lock().is_empty();
+                idle_looks = if staging || asked { 0 } else { idle_looks + 1 };
+                looking = idle_looks < limits::IDLE_LOOKS;
+                keeper.looking.store(looking, Ordering::Release);
                 {
                     let mut work = keeper.work.lock();
                     if !work.pressed && !work.stop {
-                        let wait = if polling { limits::STAGED_POLL } else { limits::IDLE_POLL };
+                        let wait = if looking { limits::STAGED_POLL } else { limits::IDLE_POLL };
                         keeper.woken.wait_for(&mut work, wait);
                     }
                     if work.stop {
