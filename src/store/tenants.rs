@@ -70,6 +70,7 @@ impl Store {
             home,
             node,
             usage: Default::default(),
+            pinned_bytes: 0,
             quota_bytes,
             live: true,
         });
@@ -126,8 +127,17 @@ impl Store {
     }
 
     fn drop_tenant_dirs(&self, home: &Home) -> Result<()> {
-        for epoch in home.top.entries()?.into_iter().filter(|e| layout::parse_epoch(&e.name).is_some()) {
-            let dir = home.top.open_dir(&epoch.name)?;
+        let mut epochs = Vec::new();
+        for entry in home.top.entries()? {
+            // Found out before anything goes: the tenant lives on in its current epoch's directory.
+            epochs.push(layout::parse_epoch(&entry.name).ok_or_else(|| {
+                let name = entry.name.escape_ascii();
+                Error::new(Kind::NotEmpty, format!("data/t/{}/{name} is none of the store's", home.tenant))
+            })?);
+        }
+        epochs.sort();
+        for epoch in epochs {
+            let dir = home.top.open_dir(epoch.to_string())?;
             for level in dir.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
                 let upper = dir.open_dir(&level.name)?;
                 for lower in upper.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
@@ -135,7 +145,7 @@ impl Store {
                 }
                 dir.rmdir(&level.name)?;
             }
-            home.top.rmdir(&epoch.name)?;
+            home.top.rmdir(epoch.to_string())?;
         }
         self.tenants_dir.rmdir(home.tenant.as_str()).map(drop)
     }
