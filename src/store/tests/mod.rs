@@ -22,6 +22,7 @@ mod model;
 mod races;
 mod recovery;
 mod refusal;
+mod renames;
 mod room;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
@@ -81,6 +82,17 @@ impl Bench {
     /// Where the record of a value of tenant `default` stands.
     fn record(&self, key: &[u8]) -> PathBuf {
         record_path(&self.root(), "default", key, RecordKind::File)
+    }
+
+    /// Makes a record one that cannot be removed; false where that cannot be done.
+    fn set_immutable(&self, key: &[u8], on: bool) -> bool {
+        let flag = if on { "+i" } else { "-i" };
+        let done = std::process::Command::new("chattr").arg(flag).arg(self.record(key)).output();
+        let done = done.is_ok_and(|o| o.status.success());
+        if !done {
+            eprintln!("skipped: chattr {flag} needs root and a filesystem that knows it");
+        }
+        done
     }
 
     /// Sums agree with one another and with the disk, and nothing is left in staging.
