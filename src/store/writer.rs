@@ -15,7 +15,7 @@ use super::tenants::{Home, dir_attr};
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Record;
 use crate::key::{Digest, Epoch, Key, MAX_KEY_BYTES, RecordKind};
-use crate::os::{self, RenameHow, Timespec};
+use crate::os::{self, Timespec};
 
 /// Owner and permission bits of something new.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use super::*;
 use crate::config::{PolicyName, Quota};
 
 const KIB: u64 = 1024;
-const VALUE: [u8; 64 * 1024] = [7; 64 * 1024];
+static VALUE: [u8; 64 * 1024] = [7; 64 * 1024];
 
 /// A store of this quota, without background eviction below it.
 fn of_size(kib: u64) -> Bench {
