@@ -51,6 +51,8 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     start_log(args, log_file.as_ref())?;
     let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
     raise_file_limit();
+    // Modes are the callers' own: the kernel hands their umask along.
+    rustix::process::umask(rustix::fs::Mode::empty());
     std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
 
     let store = match &mut ready {

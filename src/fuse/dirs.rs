@@ -249,12 +249,14 @@ impl Fs {
         self.listed.lock().insert(id);
         let done = self.each_entry(id, offset, |at, ino, kind, name| {
             let bare = at < FIRST_COOKIE;
-            let seen = if bare { None } else { self.see(who, id, name).ok() };
+            let seen = if bare { Ok(Seen::Unsettled) } else { self.see(who, id, name) };
             let (attr, ttl) = match seen {
-                Some(Seen::Node(attr, ttl)) => (attr, ttl),
-                _ => (FileAttr { ino, kind, ..negative() }, FORGET),
+                _ if bare => (FileAttr { ino, kind, ..negative() }, FORGET),
+                Ok(Seen::Node(attr, ttl)) => (attr, ttl),
+                // It vanished, or cannot be read: the listing goes on without it.
+                _ => return false,
             };
-            let full = reply.add(ino, at, OsStr::from_bytes(name), &ttl, &attr, Generation(0));
+            let full = reply.add(attr.ino, at, OsStr::from_bytes(name), &ttl, &attr, Generation(0));
             if full && !bare && attr.nlink > 0 {
                 // The kernel did not get it: it has no reference to give back.
                 self.store.release(NodeId(attr.ino.0), 1);
@@ -316,6 +318,7 @@ impl Fs {
             owner.store_acl(staged.file())?;
             self.store.publish(&mut staged, false)?;
             self.listing_changed(dir);
+            self.store.retain(staged.node())?;
             self.attr_of(staged.node(), who.tid)
         });
         answer_entry(reply, made);
@@ -438,7 +441,14 @@ impl Fs {
         *writing.place.lock() = (to.0, to.1.into());
         self.opens.move_creating(open, &(from.0, from.1.into()), (to.0, to.1.into()));
         // The kernel moves its entry by itself: nothing is stale.
-        self.publish(writing, true).map(drop)
+        self.publish(writing, true)?;
+        if self.store.child(to.0, to.1) != Some(open.node)
+            && self.store.child(from.0, from.1) == Some(open.node)
+        {
+            // Another thread's close published it under its old name meanwhile.
+            self.store.rename(from, to, how)?;
+        }
+        Ok(())
     }
 
     /// STATFS, from memory.

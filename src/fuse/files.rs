@@ -1,13 +1,12 @@
 //! Open files: create, open, read, write, flush, release, and what works on a descriptor.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{
-    BackingId, Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyData,
-    ReplyEmpty, ReplyLseek, ReplyOpen, ReplyWrite, Request,
+    BackingId, Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty,
+    ReplyOpen, Request,
 };
 
 use super::Fs;
@@ -70,6 +69,8 @@ impl OpenReply {
     }
 }
 
+/// How often one open is overtaken before it is sent back to look its path up.
+const MOST_OVERTAKES: usize = 64;
 /// Permission bits of others.
 const MAY_READ: u32 = 0o4;
 const MAY_WRITE: u32 = 0o2;
@@ -164,11 +165,14 @@ impl Fs {
             // Nothing can be written through it: the value is empty, and whole.
             self.store.publish(&mut staged, false)?;
             self.listing_changed(parent);
-            return self.open_node(who, node, flags & !libc::O_TRUNC, reply);
+            self.store.retain(node)?;
+            let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
+            return opened.inspect_err(|_| self.store.release(node, 1));
         }
         let answer = reply.as_ref().ok_or_else(gone)?;
         let backing = self.back(answer, staged.file());
         let attr = os::stat(&**staged.file())?;
+        self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
         let file = Arc::clone(&writing.file);
         let fresh = OpenNode::new(node, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
@@ -264,8 +268,19 @@ impl Fs {
     /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
     /// after ESTALE, but only once, and a busy key is replaced faster than that.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, File, Attr)> {
-        let next = self.store.successor(id).ok_or_else(gone)?;
-        let (file, attr) = self.store.open_value(next)?.ok_or_else(gone)?;
+        let overtaken = || -> Result<_> {
+            let next = self.store.successor(id).ok_or_else(gone)?;
+            Ok(self.store.open_value(next)?.map(|(file, attr)| (next, file, attr)))
+        };
+        // The successor may be overtaken as well.
+        let mut found = None;
+        for _ in 0..MOST_OVERTAKES {
+            found = overtaken()?;
+            if found.is_some() {
+                break;
+            }
+        }
+        let (next, file, attr) = found.ok_or_else(gone)?;
         // The kernel judged the old value's permissions. What it could not judge goes the long way.
         let allowed = match who {
             Caller { uid: 0, .. } => true,
@@ -359,12 +374,21 @@ impl Fs {
             uncached.retrying.swap_remove(at);
         }
         let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
-        if !read || again.is_some() || uncached.nodes.contains(&id) {
+        if !read || uncached.nodes.contains(&id) {
             uncached.nodes.insert(id);
             return Ok(());
         }
-        let (parent, _) = self.store.place(id).map_err(|_| gone())?;
-        uncached.nodes.insert(self.store.rehome(id)?);
+        if again.is_some() {
+            // Another value came between. Its readers close soon; new ones are not cached.
+            uncached.nodes.insert(id);
+            drop(uncached);
+            self.opens.wait_closed(id, limits::SETTLE_WAIT);
+            return Ok(());
+        }
+        // Replaced this very moment: then its readers are out of the way already.
+        let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
+        let Ok(fresh) = self.store.rehome(id) else { return Ok(()) };
+        uncached.nodes.insert(fresh);
         uncached.retrying.push(who.tid);
         self.listing_changed(parent);
         Err(gone())
@@ -381,13 +405,12 @@ impl Fs {
         self.spare_cached_readers(who, id)?;
         let (old, old_file, old_attr) = match self.store.open_value(id)? {
             Some((file, attr)) => (id, file, attr),
-            None => self.open_successor(who, id, MAY_WRITE)?,
+            None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
+            None => return self.open_vanished(id, flags, reply),
         };
         let old_file = Arc::new(old_file);
-        let (parent, name) = self.store.place(old).map_err(|_| gone())?;
+        let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
-        // The kernel never hears of the node that the value will be; it finds it by look-up.
-        self.store.release(staged.node(), 1);
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
         let open = match self.opens.enter_if_open(id) {
@@ -420,63 +443,19 @@ impl Fs {
         Ok(())
     }
 
-    pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
-        self.opens.handle(fh.0).ok_or_else(|| Error::new(Kind::Io(libc::EBADF), "no such open file"))
-    }
-
-    /// READ, where the kernel does not read by itself.
-    pub(super) fn read(&self, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        let read = self.handle(fh).and_then(|handle| {
-            let mut buf = vec![0; size as usize];
-            let mut filled = 0;
-            while filled < buf.len() {
-                let n = handle.file.read_at(&mut buf[filled..], offset + filled as u64);
-                match n.map_err(|e| Error::os("cannot read a value", e))? {
-                    0 => break,
-                    n => filled += n,
-                }
+    /// O_TRUNC of a key that vanished between look-up and open: the open came first, then. What is written goes where
+    /// the content of an unlinked file goes.
+    fn open_vanished(&self, id: NodeId, flags: i32, reply: &mut Option<OpenReply>) -> Result<()> {
+        let open = match self.opens.enter_if_open(id) {
+            Some(open) => open,
+            None => {
+                let file = Arc::new(self.store.probe_file()?);
+                let backing = self.back(reply.as_ref().ok_or_else(gone)?, &file);
+                self.opens.enter(OpenNode::new(id, file, backing, None))
             }
-            buf.truncate(filled);
-            Ok(buf)
-        });
-        match read {
-            Ok(data) => reply.data(&data),
-            Err(e) => reply.error(errno(&e)),
-        }
-    }
-
-    /// WRITE, where the kernel does not write by itself.
-    pub(super) fn write(&self, fh: FileHandle, offset: u64, data: &[u8], reply: ReplyWrite) {
-        let written = self.handle(fh).and_then(|handle| {
-            let at =
-                if handle.appends && handle.replaces { os::stat(&*handle.file)?.size_bytes } else { offset };
-            if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
-                self.room_to_write(writing, data.len() as u64)?;
-            }
-            handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e))?;
-            if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
-                self.changed_behind(&handle);
-            }
-            Ok(data.len() as u32)
-        });
-        match written {
-            Ok(n) => reply.written(n),
-            Err(e) => reply.error(errno(&e)),
-        }
-    }
-
-    /// Refuses what can never be published. A value that missed a write is not whole, whatever its writer does next.
-    fn room_to_write(&self, writing: &Writing, bytes: u64) -> Result<()> {
-        let allocated = os::stat(&*writing.file)?.allocated_bytes();
-        self.store.room_for_allocation(allocated + bytes).inspect_err(|_| writing.staged.lock().doom())
-    }
-
-    /// A replacing handle went on writing after its publication: the inode that has the value now is another.
-    fn changed_behind(&self, handle: &Handle) {
-        if let Some(writing) = &handle.writing {
-            let ino = self.ino(writing.staged.lock().node());
-            self.notice(super::work::Notice::Inode { ino });
-        }
+        };
+        let file = Arc::new(self.store.probe_file()?);
+        self.answer(open, file, None, false, flags, reply)
     }
 
     /// FLUSH: one close(2) of a descriptor.
@@ -513,7 +492,8 @@ impl Fs {
     pub(super) fn release_file(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
         let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
         let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
-        let slowly = last_writer.as_ref().is_some_and(|w| self.publishes_slowly(w));
+        let fsyncs = self.store.settings().durability == Durability::Fsync;
+        let slowly = last_writer.as_ref().map_or(handle.edits && fsyncs, |w| self.publishes_slowly(w));
         let fs = Arc::clone(self);
         let finish = move || {
             let mut stale: Stale = None;
@@ -533,62 +513,6 @@ impl Fs {
             fs.after_forgetting(stale, Box::new(move || reply.ok()));
         };
         if slowly { self.pool.run(finish) } else { finish() }
-    }
-
-    /// FSYNC.
-    pub(super) fn fsync(&self, fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        match self.handle(fh) {
-            Ok(handle) => self.pool.run(move || {
-                let file = &*handle.file;
-                answer_empty(reply, if data_only { os::sync_data(file) } else { os::sync_file(file) });
-            }),
-            Err(e) => reply.error(errno(&e)),
-        }
-    }
-
-    /// FALLOCATE: space beyond the quota is refused at once.
-    pub(super) fn fallocate(&self, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
-        let done = self.handle(fh).and_then(|handle| {
-            if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
-                self.store.room_for_allocation(offset.saturating_add(length))?;
-            }
-            os::fallocate(&*handle.file, mode, offset, length)
-        });
-        answer_empty(reply, done);
-    }
-
-    /// LSEEK for holes and data.
-    pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let what = match whence {
-            libc::SEEK_HOLE => os::Hole::Hole,
-            libc::SEEK_DATA => os::Hole::Data,
-            _ => return reply.error(Errno::EINVAL),
-        };
-        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        match self.handle(fh).and_then(|h| os::seek_hole(&*h.file, what, offset)) {
-            Ok(at) => reply.offset(at as i64),
-            Err(e) => reply.error(errno(&e)),
-        }
-    }
-
-    /// COPY_FILE_RANGE between two open files of the mount.
-    pub(super) fn copy_range(
-        self: &Arc<Self>,
-        from: (FileHandle, u64),
-        to: (FileHandle, u64),
-        length: u64,
-        reply: ReplyWrite,
-    ) {
-        match self.handle(from.0).and_then(|a| Ok((a, self.handle(to.0)?))) {
-            Ok((a, b)) => self.pool.run(move || {
-                let length = length.min(1 << 30) as usize;
-                match os::copy_range(&a.file, from.1, &b.file, to.1, length) {
-                    Ok(n) => reply.written(n as u32),
-                    Err(e) => reply.error(errno(&e)),
-                }
-            }),
-            Err(e) => reply.error(errno(&e)),
-        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The mount: close-to-open semantics over the store, and the virtual files.
 //!
-//! [`Fs`] is thin: each request goes to the file that holds its group of operations (`files`, `dirs`, `xattr`,
+//! [`Fs`] is thin: each request goes to the file that holds its group of operations (`files`, `io`, `dirs`, `xattr`,
 //! `virt`); what is open lives in `opens`, threads beside the event loop in `work`.
 
 mod acl;
 mod attr;
 mod dirs;
 mod files;
+mod io;
 mod metrics;
 mod mount;
 mod opens;

@@ -126,9 +126,7 @@ impl Mount {
         mount.probe_passthrough()?;
         *mount.fs.notices.lock() = Some(work::start_notices(mount.session.notifier())?);
         *mount.fs.notifier.lock() = Some(mount.session.notifier());
-        let top = mount.fs.top;
-        let ino = move |id: crate::store::NodeId| fuser::INodeNo(if id == top { ROOT.0 } else { id.0 });
-        work::start_events(&mount.fs.store, mount.session.notifier(), ino)?;
+        work::start_events(&mount.fs, mount.session.notifier())?;
         Ok(mount)
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Writing {
     pub(super) file: Arc<File>,
     /// Where it will be published (a rename moves it).
     pub(super) place: Mutex<(NodeId, Box<[u8]>)>,
-    /// Threads that opened it: their processes see it before it is published.
+    /// Processes that opened it: they see it before it is published.
     openers: Mutex<Vec<u32>>,
     /// Handles that may still write.
     pub(super) handles: AtomicU32,
@@ -45,7 +45,7 @@ impl Writing {
             file: Arc::clone(staged.file()),
             staged: Mutex::new(staged),
             place: Mutex::new((parent, name.into())),
-            openers: Mutex::new(vec![opener]),
+            openers: Mutex::new(vec![process::of_thread(opener)]),
             handles: AtomicU32::new(1),
             unsettled: AtomicBool::new(true),
             flushed_empty: AtomicBool::new(false),
@@ -86,9 +86,10 @@ impl Writing {
     }
 
     pub(super) fn join(&self, tid: u32) {
+        let process = process::of_thread(tid);
         let mut openers = self.openers.lock();
-        if !openers.contains(&tid) {
-            openers.push(tid);
+        if !openers.contains(&process) {
+            openers.push(process);
         }
         self.handles.fetch_add(1, Ordering::Relaxed);
     }
@@ -202,6 +203,19 @@ impl Opens {
         let mut tables = self.tables.lock();
         if open.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
             tables.nodes.remove(&open.node);
+            drop(tables);
+            self.settled.notify_all();
+        }
+    }
+
+    /// Waits until nobody has a node open, at most `wait`.
+    pub(super) fn wait_closed(&self, id: NodeId, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        let mut tables = self.tables.lock();
+        while tables.nodes.contains_key(&id) {
+            if self.settled.wait_until(&mut tables, deadline).timed_out() {
+                return;
+            }
         }
     }
 

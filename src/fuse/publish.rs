@@ -20,7 +20,14 @@ pub(super) type Stale = Option<(NodeId, Box<[u8]>)>;
 impl Fs {
     /// What a FLUSH by thread `tid` does to a value being written.
     pub(super) fn flush_writing(&self, writing: &Arc<Writing>, tid: u32) -> Result<Stale> {
-        if !writing.is_unsettled() || !writing.opened_by(tid) {
+        if !writing.is_unsettled() {
+            // What was written since the publication went in place, and a close makes it as durable.
+            if self.store.settings().durability == Durability::Fsync {
+                os::sync_file(&*writing.file)?;
+            }
+            return Ok(None);
+        }
+        if !writing.opened_by(tid) {
             return Ok(None);
         }
         if let process::Fate::Killed { signal, program } = process::fate(tid)
@@ -81,11 +88,11 @@ impl Fs {
 
     /// Whether publishing this value may take long: then it happens beside the event loop.
     pub(super) fn publishes_slowly(&self, writing: &Writing) -> bool {
-        if !writing.is_unsettled() {
-            return false;
-        }
         if self.store.settings().durability == Durability::Fsync {
             return true;
+        }
+        if !writing.is_unsettled() {
+            return false;
         }
         let bytes = os::stat(&*writing.file).map_or(0, |a| a.allocated_bytes());
         self.store.must_evict_for(bytes)

@@ -16,7 +16,7 @@ use fuser::{
 use super::dirs::set_time;
 use super::files::answer_empty;
 use super::{Fs, Inode};
-use crate::config::Passthrough;
+use crate::config::{Durability, Passthrough};
 use crate::error::Error;
 use crate::store::SetAttr;
 
@@ -30,6 +30,18 @@ pub(super) fn errno(e: &Error) -> Errno {
 
 /// What the event loops call.
 pub(super) struct Requests(pub(super) Arc<Fs>);
+
+impl Requests {
+    /// Runs a change of names: at once, or beside the event loop where each waits for the disk.
+    fn change(&self, change: impl FnOnce(&Arc<Fs>) + Send + 'static) {
+        if self.0.store.settings().durability == Durability::Fsync {
+            let fs = Arc::clone(&self.0);
+            self.0.pool.run(move || change(&fs));
+        } else {
+            change(&self.0);
+        }
+    }
+}
 
 /// What the mount asks of the kernel, where the kernel has it.
 const WANTED: [InitFlags; 14] = [
@@ -127,23 +139,28 @@ impl Filesystem for Requests {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.0.mknod(req.into(), parent, name.as_bytes(), mode, umask, reply);
+        let (who, name) = (req.into(), name.to_owned());
+        self.change(move |fs| fs.mknod(who, parent, name.as_bytes(), mode, umask, reply));
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        self.0.mkdir(req.into(), parent, name.as_bytes(), mode, umask, reply);
+        let (who, name) = (req.into(), name.to_owned());
+        self.change(move |fs| fs.mkdir(who, parent, name.as_bytes(), mode, umask, reply));
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(reply, self.0.unlink(req.into(), parent, name.as_bytes()));
+        let (who, name) = (req.into(), name.to_owned());
+        self.change(move |fs| answer_empty(reply, fs.unlink(who, parent, name.as_bytes())));
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(reply, self.0.rmdir(parent, name.as_bytes()));
+        let name = name.to_owned();
+        self.change(move |fs| answer_empty(reply, fs.rmdir(parent, name.as_bytes())));
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        self.0.symlink(req.into(), parent, name.as_bytes(), target.as_os_str().as_bytes(), reply);
+        let (who, name, target) = (req.into(), name.to_owned(), target.as_os_str().to_owned());
+        self.change(move |fs| fs.symlink(who, parent, name.as_bytes(), target.as_bytes(), reply));
     }
 
     fn rename(
@@ -156,13 +173,16 @@ impl Filesystem for Requests {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
-        let done = self.0.rename(req.into(), from, to, flags);
-        let forget = done.is_ok() && self.0.moved_stale_entry(from, to);
-        answer_empty(reply, done);
-        if forget {
-            self.0.forget_entry(to);
-        }
+        let (who, name, newname) = (req.into(), name.to_owned(), newname.to_owned());
+        self.change(move |fs| {
+            let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
+            let done = fs.rename(who, from, to, flags);
+            let forget = done.is_ok() && fs.moved_stale_entry(from, to);
+            answer_empty(reply, done);
+            if forget {
+                fs.forget_entry(to);
+            }
+        });
     }
 
     fn link(&self, _req: &Request, _ino: INodeNo, _newparent: INodeNo, _newname: &OsStr, reply: ReplyEntry) {

@@ -104,6 +104,8 @@ struct State {
     latest: HashMap<u32, Vec<u8>>,
 }
 
+/// Unread replies of one open file, beyond which they are dropped.
+const MOST_WAITING_BYTES: usize = 1 << 20;
 /// Users whose latest replies are kept.
 const MOST_USERS: usize = 1024;
 
@@ -278,6 +280,10 @@ impl Fs {
             let (replies, failed) = fs.carry_out(who, v, &data);
             let mut state = fs.virt.state.lock();
             if let Some(stream) = state.streams.get_mut(&fh.0) {
+                if stream.waiting.len() > MOST_WAITING_BYTES {
+                    // Nobody reads: the oldest replies go.
+                    stream.waiting.clear();
+                }
                 stream.waiting.extend_from_slice(&replies);
                 stream.begun = true;
             }

@@ -12,7 +12,7 @@ use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::store::{Event, Store};
+use crate::store::Event;
 
 /// Something to run on the pool.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -92,15 +92,14 @@ fn forget_entry(notifier: &Notifier, parent: INodeNo, name: &[u8]) {
 }
 
 /// The thread that hands the store's events to the kernel.
-pub(super) fn start_events(
-    store: &Store,
-    notifier: Notifier,
-    ino: impl Fn(crate::store::NodeId) -> INodeNo + Send + 'static,
-) -> Result<()> {
-    let events = store.subscribe();
+pub(super) fn start_events(fs: &Arc<super::Fs>, notifier: Notifier) -> Result<()> {
+    let events = fs.store.subscribe();
+    let fs = Arc::downgrade(fs);
     thread("fencefs-events", move || {
         while let Ok(Event::Gone { parent, name, .. }) = events.recv() {
-            forget_entry(&notifier, ino(parent), &name);
+            let Some(fs) = fs.upgrade() else { return };
+            fs.listing_changed(parent);
+            forget_entry(&notifier, fs.ino(parent), &name);
         }
     })
 }

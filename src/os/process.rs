@@ -18,6 +18,18 @@ pub enum Fate {
 
 const PF_EXITING: u64 = 0x4;
 
+/// The process of a thread: the id of its first thread. What is not known any more stands for itself.
+pub fn of_thread(tid: u32) -> u32 {
+    let Some(pid) = rustix::process::Pid::from_raw(tid as i32) else { return tid };
+    // Only a process has a pidfd: the cheap test, and nearly always enough.
+    if rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).is_ok() {
+        return tid;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("Tgid:"));
+    line.and_then(|t| t.trim().parse().ok()).unwrap_or(tid)
+}
+
 /// Whether threads `a` and `b` belong to one process, as far as /proc tells while `a` lives.
 /// Thread id 0 is a caller in a foreign pid namespace: nothing is known of it but that it is not one of ours.
 pub fn same_process(a: u32, b: u32) -> bool {

@@ -250,7 +250,13 @@ impl Store {
         };
         self.write_record(&file, &record)?;
         let shard = self.ensure_shard(&home, place.digest)?;
+        if self.durable() {
+            os::sync_file(&file)?;
+        }
         self.staging.rename(&name, &shard, place.digest.to_string(), RenameHow::Replace)?;
+        if self.durable() {
+            shard.sync()?;
+        }
         let blocks = os::stat(&file)?.blocks;
         let mut index = self.index.lock();
         index.set_blocks(id, blocks)?;
@@ -279,6 +285,9 @@ impl Store {
     /// Pins or unpins a linked value, durably.
     pub fn set_pinned(&self, id: NodeId, pinned: bool) -> Result<()> {
         let (home, place) = self.place_of(id)?;
+        if place.kind == RecordKind::Directory {
+            return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));
+        }
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {

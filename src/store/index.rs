@@ -4,130 +4,18 @@
 //! A node is *linked* when its parent lists it, *pending* while its value is being written, an *orphan* when its name
 //! is gone but somebody still refers to it. References are counted for whoever hands out node numbers (the mount).
 
-use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::evict::{Policy, Slot};
+use super::node::ROOT_SLOT;
+pub use super::node::{DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, State};
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, RecordKind};
 use crate::os::Timespec;
-
-/// A node for as long as anyone may ask for it: slot number and the slot's generation, never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub u64);
-
-/// The root: the directory of tenants.
-pub const ROOT: NodeId = NodeId(1);
-const ROOT_SLOT: Slot = 1;
-
-impl NodeId {
-    fn new(slot: Slot, generation: u32) -> Self {
-        NodeId(u64::from(generation) << 32 | u64::from(slot))
-    }
-
-    /// The slot in the index.
-    pub fn slot(self) -> Slot {
-        self.0 as Slot
-    }
-
-    fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
-
-/// Where a node stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// The slot is unused.
-    Free,
-    /// Its parent lists it.
-    Linked,
-    /// Its value is being written; only its writer knows it.
-    Pending,
-    /// Its name is gone.
-    Orphan,
-}
-
-/// A directory's own attributes, kept in memory so that creating a file writes none of them.
-#[derive(Debug, Clone, Copy)]
-pub struct DirAttr {
-    /// Permission bits.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Last access.
-    pub atime: Timespec,
-    /// Last change of the entries.
-    pub mtime: Timespec,
-    /// Last change of anything.
-    pub ctime: Timespec,
-}
-
-/// The part of a node that only directories have.
-#[derive(Debug)]
-pub struct Directory {
-    /// Entries by their readdir cookie: stable, never reused, in order of linking.
-    pub children: BTreeMap<u64, Slot>,
-    next_cookie: u64,
-    /// Directories among the children.
-    pub subdirs: u32,
-    /// Attributes.
-    pub attr: DirAttr,
-    /// Whether a record on disk keeps this directory; an implied one lives only by its keys.
-    pub recorded: bool,
-    /// Whether `attr` has times that the disk does not.
-    pub dirty: bool,
-}
-
-/// First cookie of a real entry; 1 and 2 stand for `.` and `..`.
-pub const FIRST_COOKIE: u64 = 3;
-
-impl Directory {
-    /// An empty directory.
-    pub fn new(attr: DirAttr, recorded: bool) -> Self {
-        Directory {
-            children: BTreeMap::new(),
-            next_cookie: FIRST_COOKIE,
-            subdirs: 0,
-            attr,
-            recorded,
-            dirty: false,
-        }
-    }
-}
-
-/// One directory, key or pending value.
-#[derive(Debug)]
-pub struct Node {
-    generation: u32,
-    /// The directory that lists it (or would).
-    pub parent: Slot,
-    /// Its number among the tenants; meaningless for the root.
-    pub tenant: u32,
-    /// References handed out.
-    refs: u32,
-    /// Handles that may change the content in place.
-    pub writers: u32,
-    /// Where it stands.
-    pub state: State,
-    /// What it is.
-    pub kind: RecordKind,
-    /// Out of eviction's reach.
-    pub pinned: bool,
-    /// Allocated blocks of 512 bytes that usage counts for it.
-    pub blocks: u64,
-    cookie: u64,
-    /// Its name in `parent`.
-    pub name: Box<[u8]>,
-    /// What only directories have.
-    pub dir: Option<Box<Directory>>,
-}
 
 /// What a tenant, or the store, holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -151,6 +39,8 @@ pub struct TenantEntry {
     pub pinned_bytes: u64,
     /// Its quota.
     pub quota_bytes: Option<u64>,
+    /// Bytes promised to publications under way.
+    pub reserved_bytes: u64,
     /// False once removed by rmdir.
     pub live: bool,
 }
@@ -168,6 +58,8 @@ pub struct Index {
     pub usage: Usage,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
+    /// Keys promised to publications under way.
+    pub reserved_keys: u64,
     /// Bytes that eviction may not take.
     pub pinned_bytes: u64,
     /// Eviction order of every linked value and symlink.
@@ -184,6 +76,7 @@ impl Index {
         let node = |state, dir| Node {
             generation: 0,
             parent: ROOT_SLOT,
+            parent_generation: 0,
             tenant: u32::MAX,
             refs: 1,
             writers: 0,
@@ -207,6 +100,7 @@ impl Index {
             tenants: Vec::new(),
             usage: Usage::default(),
             reserved_bytes: 0,
+            reserved_keys: 0,
             pinned_bytes: 0,
             policy,
         }
@@ -228,6 +122,11 @@ impl Index {
     pub fn linked(&self, id: NodeId) -> Result<&Node> {
         let node = self.get(id)?;
         if node.state == State::Linked { Ok(node) } else { Err(gone()) }
+    }
+
+    /// The directory of a node; of an orphan or a pending node it may be gone by now.
+    pub fn parent_of(&self, node: &Node) -> NodeId {
+        NodeId::new(node.parent, node.parent_generation)
     }
 
     /// The node in a slot that is known to be in use.
@@ -309,7 +208,7 @@ impl Index {
         })
     }
 
-    /// Adds a node that is not linked yet, with one reference.
+    /// Adds a node that is not linked yet, and that nobody refers to.
     pub fn add_pending(
         &mut self,
         parent: NodeId,
@@ -322,6 +221,7 @@ impl Index {
             self.nodes.push(Node {
                 generation: 0,
                 parent: 0,
+                parent_generation: 0,
                 tenant: 0,
                 refs: 0,
                 writers: 0,
@@ -339,8 +239,9 @@ impl Index {
         *node = Node {
             generation: node.generation,
             parent: parent.slot(),
+            parent_generation: parent.generation(),
             tenant,
-            refs: 1,
+            refs: 0,
             writers: 0,
             state: State::Pending,
             kind,
@@ -357,7 +258,7 @@ impl Index {
     /// The parent must be a linked directory.
     pub fn link(&mut self, id: NodeId, blocks: u64, now: Timespec) -> Result<Option<NodeId>> {
         let node = self.get(id)?;
-        let parent = self.id_of(node.parent);
+        let parent = self.parent_of(node);
         self.dir(parent)?;
         let replaced = self.child(parent, &self.nodes[id.slot() as usize].name);
         if let Some(old) = replaced {
@@ -439,7 +340,8 @@ impl Index {
         }
         self.detach(id, now)?;
         let node = &mut self.nodes[slot as usize];
-        (node.parent, node.name, node.state) = (parent.slot(), name.into(), State::Pending);
+        (node.parent, node.parent_generation) = (parent.slot(), parent.generation());
+        (node.name, node.state) = (name.into(), State::Pending);
         let replaced = self.link(id, blocks, now)?;
         self.set_pinned(id, pinned)?;
         Ok(replaced)
@@ -460,19 +362,17 @@ impl Index {
         let copy = self.add_pending(parent, name, tenant, kind, dir);
         self.link(copy, blocks, now)?;
         self.set_pinned(copy, pinned)?;
-        self.release(copy, 1);
         Ok(())
     }
 
     /// Puts a new node in the place of a linked value; the old one becomes an orphan.
     pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
         let node = self.linked(id)?;
-        let (parent, name, tenant) = (self.id_of(node.parent), node.name.clone(), node.tenant);
+        let (parent, name, tenant) = (self.parent_of(node), node.name.clone(), node.tenant);
         let (kind, blocks, pinned) = (node.kind, node.blocks, node.pinned);
         let fresh = self.add_pending(parent, &name, tenant, kind, None);
         self.link(fresh, blocks, now)?;
         self.set_pinned(fresh, pinned)?;
-        self.release(fresh, 1);
         Ok(fresh)
     }
 
@@ -492,7 +392,8 @@ impl Index {
     pub fn retarget(&mut self, id: NodeId, parent: NodeId, name: &[u8]) -> Result<()> {
         let node = self.get_mut(id)?;
         if node.state == State::Pending {
-            (node.parent, node.name) = (parent.slot(), name.into());
+            (node.parent, node.parent_generation) = (parent.slot(), parent.generation());
+            node.name = name.into();
         }
         Ok(())
     }
@@ -617,7 +518,7 @@ impl Index {
                 sum.keys += u64::from(node.dir.is_none());
             }
             pinned += if node.pinned { node.blocks * 512 } else { 0 };
-            if self.child(self.id_of(node.parent), &node.name) != Some(self.id_of(slot)) {
+            if self.child(self.parent_of(node), &node.name) != Some(self.id_of(slot)) {
                 found.push(format!("node {slot} is not found by its name"));
             }
         }

@@ -30,6 +30,7 @@ pub mod evict;
 pub mod fence;
 pub mod index;
 pub mod names;
+pub mod node;
 pub mod object;
 pub mod room;
 mod scan;
@@ -137,6 +138,8 @@ impl Store {
         let space = data.space()?;
         let quota = settings.quota.size_bytes.unwrap_or(space.total_bytes / 10 * 9);
         let root_attr = tenants::dir_attr(&tenants_dir.attr()?);
+        let now = os::Timespec::now();
+        let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
@@ -152,7 +155,8 @@ impl Store {
             daemon_gid: rustix::process::getegid().as_raw(),
             quota: AtomicU64::new(quota),
             staged_bytes: AtomicU64::new(0),
-            serial: AtomicU64::new(1),
+            // From the clock, so that names from before a restart are not used again.
+            serial: AtomicU64::new(serial),
             acls: AtomicBool::new(acls),
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),

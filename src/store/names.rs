@@ -103,7 +103,7 @@ impl Store {
     pub fn place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
         let index = self.index.lock();
         let node = index.linked(id)?;
-        Ok((index.id_of(node.parent), node.name.clone()))
+        Ok((index.parent_of(node), node.name.clone()))
     }
 
     /// Gives a linked value another node: whoever refers to the old one keeps it, as one whose name is gone.
@@ -115,7 +115,14 @@ impl Store {
     pub fn successor(&self, id: NodeId) -> Option<NodeId> {
         let index = self.index.lock();
         let node = index.get(id).ok().filter(|n| n.state == super::index::State::Orphan)?;
-        index.child(index.id_of(node.parent), &node.name)
+        index.child(index.parent_of(node), &node.name)
+    }
+
+    /// Where a node stands, or stood when it lost its name.
+    pub fn last_place(&self, id: NodeId) -> Result<(NodeId, Box<[u8]>)> {
+        let index = self.index.lock();
+        let node = index.get(id)?;
+        Ok((index.parent_of(node), node.name.clone()))
     }
 
     /// Whether any record of the store may have an ACL: without one, nobody need look.
@@ -197,9 +204,8 @@ impl Store {
             return Err(Error::new(Kind::Exists, "the name is taken"));
         }
         let mut staged = self.stage(parent, name, RecordKind::Directory, owner)?;
-        let published = self.publish(&mut staged, false);
-        self.release(staged.node(), 1);
-        published.map(|_| staged.node())
+        self.publish(&mut staged, false)?;
+        Ok(staged.node())
     }
 
     /// Makes a symbolic link.
@@ -215,12 +221,9 @@ impl Store {
         }
         let mut staged = self.stage(parent, name, RecordKind::Symlink, owner)?;
         let written = std::io::Write::write_all(&mut &**staged.file(), target);
-        let published = match written {
-            Ok(()) => self.publish(&mut staged, false),
-            Err(e) => Err(Error::os("cannot write a symbolic link", e)),
-        };
-        self.release(staged.node(), 1);
-        published.map(|_| staged.node())
+        written.map_err(|e| Error::os("cannot write a symbolic link", e))?;
+        self.publish(&mut staged, false)?;
+        Ok(staged.node())
     }
 
     /// The target of a symbolic link.
@@ -260,18 +263,27 @@ impl Store {
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
         let _key = self.keys.lock(&place);
-        {
+        let (attr, blocks) = {
             // From here on nothing can be linked into it: the index has no such directory any more.
             let mut index = self.index.lock();
             if index.child(parent, name) != Some(id) {
                 return Err(absent(&place.key));
             }
+            let was = (index.dir(id)?.attr, index.linked(id)?.blocks);
             if !index.dir(id)?.children.is_empty() {
                 return Err(Error::new(Kind::NotEmpty, format!("{} is not empty", place.key)));
             }
             index.unlink(id, Timespec::now())?;
-        }
-        self.delete_record(&home, &place)
+            was
+        };
+        self.delete_record(&home, &place).inspect_err(|_| {
+            let mut index = self.index.lock();
+            let dir = super::index::Directory::new(attr, true);
+            let again = index.add_pending(parent, name, home.number, RecordKind::Directory, Some(dir));
+            if let Err(e) = index.link(again, blocks, Timespec::now()) {
+                log::warn!("{} is back after the next start: {e}", place.key);
+            }
+        })
     }
 
     /// Moves a linked node to another name of its tenant; what stood there is replaced atomically and returned.

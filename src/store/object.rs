@@ -83,15 +83,7 @@ impl Store {
         let file = match home.dir.open_file(place.path(), write) {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Found::Absent),
-            // A link or a foreign mount in the way, or a special file.
-            Err(e)
-                if matches!(
-                    e.errno(),
-                    libc::ELOOP | libc::EXDEV | libc::ENXIO | libc::EISDIR | libc::ENOTDIR
-                ) =>
-            {
-                return Ok(Found::Invalid("it is not a regular file"));
-            }
+            Err(e) if is_obstacle(&e) => return Ok(Found::Invalid("it is not a regular file")),
             Err(e) => return Err(e),
         };
         let (found, key) = judge(file, home, place.digest)?;
@@ -110,7 +102,10 @@ impl Store {
 
     /// The shard directory of a digest, made where it is missing.
     pub(super) fn ensure_shard(&self, home: &Home, digest: Digest) -> Result<Dir> {
-        if let Some(dir) = self.shard(home, digest)? {
+        let number = (digest.to_u128() >> 112) as u16;
+        if let Some(dir) = self.shard(home, digest)?
+            && (!self.durable() || home.durable_shards.lock().contains(&number))
+        {
             return Ok(dir);
         }
         let (upper, lower) = layout::shard_levels(digest);
@@ -119,6 +114,7 @@ impl Store {
         if self.durable() {
             home.dir.sync()?;
             upper_dir.sync()?;
+            home.durable_shards.lock().insert(number);
         }
         Ok(dir)
     }
@@ -204,6 +200,11 @@ impl Store {
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Whether opening met a link, a foreign mount or a special file where a record should be.
+pub(super) fn is_obstacle(e: &Error) -> bool {
+    matches!(e.errno(), libc::ELOOP | libc::EXDEV | libc::ENXIO | libc::EISDIR | libc::ENOTDIR)
 }
 
 /// The error of a key that is not there (any more).

@@ -55,12 +55,17 @@ pub enum Reason {
 /// Bytes promised to one publication; given back on drop, when the index counts them.
 pub(super) struct Reservation<'a> {
     store: &'a Store,
+    tenant: u32,
     bytes: u64,
+    keys: u64,
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.store.index.lock().reserved_bytes -= self.bytes;
+        let mut index = self.store.index.lock();
+        index.reserved_bytes -= self.bytes;
+        index.reserved_keys -= self.keys;
+        index.tenants[self.tenant as usize].reserved_bytes -= self.bytes;
     }
 }
 
@@ -138,13 +143,22 @@ impl Store {
             let (victim, reason) = {
                 let mut index = self.index.lock();
                 let tenant = &index.tenants[home.number as usize];
-                let tenant_over = tenant.quota_bytes.is_some_and(|q| tenant.usage.bytes + bytes > q);
-                let keys_full =
-                    old.is_none() && self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
+                let tenant_over = tenant
+                    .quota_bytes
+                    .is_some_and(|q| tenant.usage.bytes + tenant.reserved_bytes + bytes > q);
+                let keys_full = old.is_none()
+                    && self
+                        .settings
+                        .quota
+                        .max_keys
+                        .is_some_and(|max| index.usage.keys + index.reserved_keys >= max);
                 let over = index.usage.bytes + index.reserved_bytes + bytes > quota || keys_full;
                 if !over && !tenant_over {
+                    let keys = u64::from(old.is_none());
                     index.reserved_bytes += bytes;
-                    return Ok(Reservation { store: self, bytes });
+                    index.reserved_keys += keys;
+                    index.tenants[home.number as usize].reserved_bytes += bytes;
+                    return Ok(Reservation { store: self, tenant: home.number, bytes, keys });
                 }
                 let only = tenant_over.then_some(home.number);
                 let reason = if tenant_over { Reason::TenantQuota } else { Reason::Quota };

@@ -255,6 +255,5 @@ fn link_quietly(index: &mut super::index::Index, id: NodeId, parent: NodeId, blo
     index.link(id, blocks, Timespec::now())?;
     let above = index.dir_mut(parent)?;
     (above.attr, above.dirty) = (attr, dirty);
-    index.release(id, 1);
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Tenants: a directory each, with the owner and mode that keep others out, and the epoch directory that holds its
 //! records. A tenant's settings are attributes of its directory, so they live and go with it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::Store;
 use super::fence::Fence;
@@ -28,6 +31,8 @@ pub struct Home {
     pub dir: Dir,
     /// Admission to mutations.
     pub fence: Arc<Fence>,
+    /// Shards whose directories are known to be durable.
+    pub durable_shards: Mutex<HashSet<u16>>,
 }
 
 pub(super) fn dir_attr(a: &Attr) -> DirAttr {
@@ -57,12 +62,23 @@ impl Store {
         let epochs = top.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir);
         let epoch = epochs.filter_map(|e| layout::parse_epoch(&e.name)).max().unwrap_or_default();
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        if self.durable() {
+            top.sync()?;
+            self.tenants_dir.sync()?;
+        }
         let attr = dir_attr(&top.attr()?);
         let quota_bytes = read_quota(&top, tenant)?;
         let mut index = self.index.lock();
         let number = index.tenants.len() as u32;
-        let home =
-            Arc::new(Home { tenant: tenant.clone(), number, epoch, top, dir, fence: Fence::new(epoch) });
+        let home = Arc::new(Home {
+            tenant: tenant.clone(),
+            number,
+            epoch,
+            top,
+            dir,
+            fence: Fence::new(epoch),
+            durable_shards: Mutex::default(),
+        });
         let name = tenant.as_str().as_bytes();
         let node =
             index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
@@ -72,13 +88,13 @@ impl Store {
             usage: Default::default(),
             pinned_bytes: 0,
             quota_bytes,
+            reserved_bytes: 0,
             live: true,
         });
         index.link(node, 0, Timespec::now())?;
         if let Ok(dir) = index.dir_mut(node) {
             dir.attr = attr;
         }
-        index.release(node, 1);
         Ok(node)
     }
 
@@ -126,18 +142,42 @@ impl Store {
         result
     }
 
-    fn drop_tenant_dirs(&self, home: &Home) -> Result<()> {
-        let mut epochs = Vec::new();
-        for entry in home.top.entries()? {
-            // Found out before anything goes: the tenant lives on in its current epoch's directory.
-            epochs.push(layout::parse_epoch(&entry.name).ok_or_else(|| {
-                let name = entry.name.escape_ascii();
-                Error::new(Kind::NotEmpty, format!("data/t/{}/{name} is none of the store's", home.tenant))
-            })?);
+    /// Refuses a tenant directory that holds anything but empty shards: strangers are not ours to remove.
+    fn require_no_strangers(home: &Home) -> Result<()> {
+        let stranger = |name: &[u8]| {
+            let name = name.escape_ascii();
+            Err(Error::new(
+                Kind::NotEmpty,
+                format!("data/t/{} holds {name}, which is no record", home.tenant),
+            ))
+        };
+        for epoch in home.top.entries()? {
+            if epoch.kind != EntryType::Dir || layout::parse_epoch(&epoch.name).is_none() {
+                return stranger(&epoch.name);
+            }
+            let dir = home.top.open_dir(&epoch.name)?;
+            for upper in dir.entries()? {
+                if upper.kind != EntryType::Dir || !layout::is_shard_level(&upper.name) {
+                    return stranger(&upper.name);
+                }
+                let upper_dir = dir.open_dir(&upper.name)?;
+                for lower in upper_dir.entries()? {
+                    if lower.kind != EntryType::Dir || !layout::is_shard_level(&lower.name) {
+                        return stranger(&lower.name);
+                    }
+                    if let Some(entry) = upper_dir.open_dir(&lower.name)?.entries()?.first() {
+                        return stranger(&entry.name);
+                    }
+                }
+            }
         }
-        epochs.sort();
-        for epoch in epochs {
-            let dir = home.top.open_dir(epoch.to_string())?;
+        Ok(())
+    }
+
+    fn drop_tenant_dirs(&self, home: &Home) -> Result<()> {
+        Self::require_no_strangers(home)?;
+        for epoch in home.top.entries()?.into_iter().filter(|e| layout::parse_epoch(&e.name).is_some()) {
+            let dir = home.top.open_dir(&epoch.name)?;
             for level in dir.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
                 let upper = dir.open_dir(&level.name)?;
                 for lower in upper.entries()?.into_iter().filter(|e| layout::is_shard_level(&e.name)) {
@@ -145,7 +185,7 @@ impl Store {
                 }
                 dir.rmdir(&level.name)?;
             }
-            home.top.rmdir(epoch.to_string())?;
+            home.top.rmdir(&epoch.name)?;
         }
         self.tenants_dir.rmdir(home.tenant.as_str()).map(drop)
     }

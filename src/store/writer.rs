@@ -112,8 +112,7 @@ impl Drop for Staged {
 }
 
 impl Store {
-    /// Begins a value for the entry `name` of `parent`. The node that it will become is pending, with one reference
-    /// for the caller.
+    /// Begins a value for the entry `name` of `parent`. The node that it will become is pending.
     pub fn stage(
         self: &Arc<Self>,
         parent: NodeId,
@@ -230,7 +229,7 @@ impl Store {
     fn standing(&self, staged: &Staged) -> Result<(Key, Option<NodeId>)> {
         let index = self.index.lock();
         let node = index.get(staged.node)?;
-        let parent = index.id_of(node.parent);
+        let parent = index.parent_of(node);
         index.dir(parent)?;
         let key = index.key_of(staged.node.slot())?;
         let old = index.child(parent, &node.name);
@@ -247,6 +246,12 @@ impl Store {
         // The metadata may have taken a block; usage counts what is there now.
         let blocks = os::stat(&*staged.file)?.blocks;
         let mut index = self.index.lock();
+        if index.key_of(staged.node.slot())? != place.key {
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("the directory of {} moved meanwhile", place.key),
+            ));
+        }
         let replaced = index.link(staged.node, blocks, Timespec::now())?;
         if staged.pinned {
             index.set_pinned(staged.node, true)?;

@@ -1,7 +1,7 @@
 //! First published, first out.
 //!
 //! A doubly linked list whose links live in a vector indexed by slot: eight bytes a slot, every operation in
-//! constant time. Opening or republishing a key never moves it.
+//! constant time. Opening a key never moves it; a new value of a key is admitted anew.
 
 use super::{Policy, Slot};
 

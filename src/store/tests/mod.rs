@@ -143,14 +143,11 @@ fn stage(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Resul
     Ok(staged)
 }
 
-/// Publishes a value and gives its reference back.
+/// Publishes a value below a directory.
 fn put_in(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Result<NodeId> {
     let mut staged = stage(store, parent, name, value)?;
-    let published = store.publish(&mut staged, false);
-    let node = staged.node();
-    drop(staged);
-    store.release(node, 1);
-    published.map(|_| node)
+    store.publish(&mut staged, false)?;
+    Ok(staged.node())
 }
 
 /// Publishes a value in tenant `default`.
