@@ -35,6 +35,8 @@ pub struct TenantEntry {
     pub node: NodeId,
     /// What it holds.
     pub usage: Usage,
+    /// Bytes of it that eviction may not take.
+    pub pinned_bytes: u64,
     /// Its quota.
     pub quota_bytes: Option<u64>,
     /// Bytes promised to publications under way.
@@ -360,7 +362,6 @@ impl Index {
         let copy = self.add_pending(parent, name, tenant, kind, dir);
         self.link(copy, blocks, now)?;
         self.set_pinned(copy, pinned)?;
-        self.release(copy, 1);
         Ok(())
     }
 
@@ -453,6 +454,9 @@ impl Index {
         }
         if let Some(t) = self.tenants.get_mut(tenant) {
             t.usage.bytes = t.usage.bytes - old + new;
+            if pinned {
+                t.pinned_bytes = t.pinned_bytes - old + new;
+            }
         }
         Ok(())
     }
@@ -460,11 +464,11 @@ impl Index {
     /// Pins or unpins a linked node.
     pub fn set_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
         let node = self.linked(id)?;
-        let bytes = node.blocks * 512;
-        match (node.pinned, pinned) {
-            (false, true) => self.pinned_bytes += bytes,
-            (true, false) => self.pinned_bytes -= bytes,
-            _ => {}
+        let count = |on: bool| if on { node.blocks * 512 } else { 0 };
+        let (old, new, tenant) = (count(node.pinned), count(pinned), node.tenant as usize);
+        self.pinned_bytes = self.pinned_bytes - old + new;
+        if let Some(t) = self.tenants.get_mut(tenant) {
+            t.pinned_bytes = t.pinned_bytes - old + new;
         }
         self.nodes[id.slot() as usize].pinned = pinned;
         Ok(())
@@ -529,7 +533,8 @@ impl Index {
         if total != self.usage {
             found.push(format!("the store holds {total:?}, counted {:?}", self.usage));
         }
-        if pinned != self.pinned_bytes {
+        let of_tenants: u64 = self.tenants.iter().map(|t| t.pinned_bytes).sum();
+        if pinned != self.pinned_bytes || pinned != of_tenants {
             found.push(format!("{pinned} bytes are pinned, counted {}", self.pinned_bytes));
         }
         if self.policy.len() as u64 != self.usage.keys {

@@ -129,6 +129,7 @@ impl Store {
             .canonicalize()
             .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
         let dir = Dir::open_root(&root_path)?;
+        refuse_what_is_no_store(&dir, &root_path)?;
         let lock = take_lock(&dir, &root_path)?;
         let superblock = open_superblock(&dir, &root_path)?;
         let data = dir.ensure_dir(layout::DATA, 0o700)?;
@@ -269,14 +270,9 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
     Ok(file)
 }
 
-fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
-    if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut &file, &mut text)
-            .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
-        return Superblock::decode(&text);
-    }
-    if root.stat(layout::DATA)?.is_some() {
+/// Before anything there is touched, the lock file included.
+fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
+    if root.stat(layout::SUPERBLOCK)?.is_none() && root.stat(layout::DATA)?.is_some() {
         return Err(Error::new(
             Kind::Corrupt,
             format!(
@@ -286,6 +282,17 @@ fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
             ),
         ));
     }
+    Ok(())
+}
+
+fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
+    if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut &file, &mut text)
+            .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
+        return Superblock::decode(&text);
+    }
+    refuse_what_is_no_store(root, path)?;
     let superblock = Superblock::new();
     write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
     Ok(superblock)

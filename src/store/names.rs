@@ -333,7 +333,7 @@ impl Store {
             _ => {}
         }
         // What fails once the file has moved is told only when the index has followed it.
-        let Moved { blocks, left, synced } = self.move_record(home, id, old, new)?;
+        let Moved { blocks, left, synced } = self.move_record(home, (id, old), (target, new))?;
         let mut index = self.index.lock();
         if let Some(e) = left {
             index.link_copy(id, to.0, to.1, blocks.unwrap_or(0), Timespec::now())?;
@@ -393,7 +393,12 @@ impl Store {
     }
 
     /// Gives a record its new key, then its new name. An implied directory has no record.
-    fn move_record(&self, home: &Home, id: NodeId, old: &Place, new: &Place) -> Result<Moved> {
+    fn move_record(
+        &self,
+        home: &Home,
+        (id, old): (NodeId, &Place),
+        (target, new): (Option<NodeId>, &Place),
+    ) -> Result<Moved> {
         let (file, mut record) = match self.open_record(home, old, false)? {
             Found::Record(file, _, record) => (file, record),
             Found::Absent if old.kind == RecordKind::Directory => {
@@ -412,12 +417,15 @@ impl Store {
                     format!("{} is open for writing, and keys this long are renamed by copying", old.key),
                 ));
             }
-            return self.copy_record(home, (&file, record), old, new);
+            return self.copy_record(home, (&file, record), old, (target, new));
         }
         step!("rename.metadata");
         let moved = self.write_record(&file, &record).and_then(|()| {
             step!("rename.move");
-            from.rename(old.digest.to_string(), &to, new.digest.to_string(), RenameHow::Replace)
+            if new.digest == old.digest {
+                return Ok(());
+            }
+            self.put_in_place(&from, &old.digest.to_string(), (home, new, &to), target.is_some())
         });
         if let Err(e) = moved {
             // The second key in its metadata may have taken a block.
@@ -437,7 +445,13 @@ impl Store {
     }
 
     /// A rename of keys too long to stand in one record together: by a copy, so that no step loses the value.
-    fn copy_record(&self, home: &Home, source: (&File, Record), old: &Place, new: &Place) -> Result<Moved> {
+    fn copy_record(
+        &self,
+        home: &Home,
+        source: (&File, Record),
+        old: &Place,
+        (target, new): (Option<NodeId>, &Place),
+    ) -> Result<Moved> {
         let (file, mut record) = source;
         record.origin = None;
         debug_assert!(new.key.as_bytes().len() < MAX_XATTR_BYTES);
@@ -466,7 +480,8 @@ impl Store {
                 os::sync_file(&copy)?;
             }
             let to = self.ensure_shard(home, new.digest)?;
-            self.staging.rename(&name, &to, new.digest.to_string(), RenameHow::Replace)?;
+            let known = target.is_some() || new.digest == old.digest;
+            self.put_in_place(&self.staging, &name, (home, new, &to), known)?;
             Ok(to)
         })();
         let to = match done {

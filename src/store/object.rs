@@ -8,7 +8,7 @@ use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
 use crate::key::{Digest, Key, RecordKind};
-use crate::os::{self, Attr, Dir, XattrMode};
+use crate::os::{self, Attr, Dir, RenameHow, XattrMode};
 
 /// Where a record of a home stands.
 #[derive(Debug, Clone)]
@@ -125,6 +125,42 @@ impl Store {
         os::xattr_set(file, record::XATTR, &packed, XattrMode::Set)
     }
 
+    /// Renames a file to the place of a key. What stands there although the key is not `known` is a record of another
+    /// key with the same digest, whose node then goes, or nothing that is served: either gives way.
+    pub(super) fn put_in_place(
+        &self,
+        from: &Dir,
+        name: &str,
+        (home, place, shard): (&Home, &Place, &Dir),
+        known: bool,
+    ) -> Result<()> {
+        let canonical = place.digest.to_string();
+        if !known {
+            match from.rename(name, shard, &canonical, RenameHow::NoReplace) {
+                Err(e) if e.kind() == Kind::Exists => self.displace(home, place)?,
+                done => return done,
+            }
+        }
+        from.rename(name, shard, canonical, RenameHow::Replace)
+    }
+
+    fn displace(&self, home: &Home, place: &Place) -> Result<()> {
+        let Ok(Some(file)) = home.dir.open_file(place.path(), false) else { return Ok(()) };
+        if let (Found::Record(_, _, record), Some(key)) = judge(file, home, place.digest)?
+            && key != place.key
+            && let Some(id) = self.find_key(&home.tenant, &key)?
+            && self.index.lock().linked(id).is_ok_and(|n| n.kind == record.kind)
+        {
+            log::warn!(
+                "the keys {key} and {} of tenant {} have one digest; the first is a miss now",
+                place.key,
+                home.tenant
+            );
+            self.forget_linked(id);
+        }
+        Ok(())
+    }
+
     /// Removes the record at a place; a record of another key is left, an invalid one is quarantined.
     pub(super) fn delete_record(&self, home: &Home, place: &Place) -> Result<()> {
         match self.open_record(home, place, false)? {
@@ -158,7 +194,7 @@ impl Store {
         } else {
             let n = self.next_serial();
             let name = format!("{}.{digest}.{n}", home.tenant);
-            shard.rename(digest.to_string(), &self.quarantine_dir, &name, os::RenameHow::Replace)?;
+            shard.rename(digest.to_string(), &self.quarantine_dir, &name, RenameHow::Replace)?;
             log::warn!("{path}: {why}; moved to data/{}/{name}", layout::QUARANTINE);
         }
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);

@@ -130,8 +130,9 @@ impl Store {
                 drop(index);
                 return Err(self.no_space("the value cannot be made to fit the quota"));
             }
-            if let Some(limit) = index.tenants[home.number as usize].quota_bytes
-                && bytes + old_bytes > limit
+            let tenant = &index.tenants[home.number as usize];
+            if let Some(limit) = tenant.quota_bytes
+                && bytes + tenant.pinned_bytes + old_bytes > limit
             {
                 return Err(Error::new(
                     Kind::TenantQuota,

@@ -86,6 +86,7 @@ impl Store {
             home,
             node,
             usage: Default::default(),
+            pinned_bytes: 0,
             quota_bytes,
             reserved_bytes: 0,
             live: true,

@@ -1,8 +1,8 @@
 //! Staging and publication: a value is written in `.staging` and appears by rename, whole.
 //!
-//! Steps of a publication, in order: lease (same epoch), reserve the whole size, write the metadata, sync (with
-//! `--durability fsync`), rename into the shard, sync the shard, link in the index. Until the rename nothing that
-//! exists is touched; after it nothing can fail but the sync.
+//! Steps of a publication, in order: lease (same epoch), write the metadata, reserve the whole size (the metadata may
+//! take a block), sync (with `--durability fsync`), rename into the shard, link in the index, sync the shard. Until the
+//! rename nothing that exists is touched; after it nothing can fail but the sync.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::tenants::{Home, dir_attr};
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Record;
 use crate::key::{Digest, Epoch, Key, MAX_KEY_BYTES, RecordKind};
-use crate::os::{self, RenameHow, Timespec};
+use crate::os::{self, Timespec};
 
 /// Owner and permission bits of something new.
 #[derive(Debug, Clone, Copy)]
@@ -184,14 +184,12 @@ impl Store {
         if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota"));
         }
-        let attr = os::stat(&*staged.file)?;
-        let _reservation = self.reserve(&home, attr.allocated_bytes(), old)?;
         let record = Record {
             kind: staged.kind,
             editing: still_open,
             pinned: staged.pinned,
             epoch: home.epoch,
-            payload_bytes: attr.size_bytes,
+            payload_bytes: os::stat(&*staged.file)?.size_bytes,
             checksum: None,
             tenant: home.tenant.clone(),
             key: place.key.clone(),
@@ -199,26 +197,28 @@ impl Store {
         };
         step!("publish.metadata");
         self.write_record(&staged.file, &record)?;
+        let _reservation = self.reserve(&home, os::stat(&*staged.file)?.allocated_bytes(), old)?;
         if self.durable() {
             step!("publish.sync");
             os::sync_file(&*staged.file)?;
         }
         let _key = self.keys.lock(&place);
         // Somebody may have been faster.
-        self.standing(staged)?;
+        let (_, old) = self.standing(staged)?;
         let shard = self.ensure_shard(&home, place.digest)?;
         step!("publish.rename");
-        self.staging.rename(&staged.name, &shard, place.digest.to_string(), RenameHow::Replace)?;
+        self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), old.is_some())?;
         staged.progress = Progress::Published;
         self.forget_staged(&staged.name);
-        step!("publish.renamed");
         let linked = self.link_published(staged, &place, still_open);
         if linked.is_err() {
             // Its directory was removed meanwhile: the value has no place.
+            self.index.lock().abandon(staged.node);
             self.delete_record(&home, &place)?;
         }
         let replaced = linked?;
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        step!("publish.renamed");
         if self.durable() {
             shard.sync()?;
         }

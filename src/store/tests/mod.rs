@@ -22,6 +22,7 @@ mod model;
 mod races;
 mod recovery;
 mod refusal;
+mod renames;
 mod room;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
@@ -83,6 +84,17 @@ impl Bench {
         record_path(&self.root(), "default", key, RecordKind::File)
     }
 
+    /// Makes a record one that cannot be removed; false where that cannot be done.
+    fn set_immutable(&self, key: &[u8], on: bool) -> bool {
+        let flag = if on { "+i" } else { "-i" };
+        let done = std::process::Command::new("chattr").arg(flag).arg(self.record(key)).output();
+        let done = done.is_ok_and(|o| o.status.success());
+        if !done {
+            eprintln!("skipped: chattr {flag} needs root and a filesystem that knows it");
+        }
+        done
+    }
+
     /// Sums agree with one another and with the disk, and nothing is left in staging.
     #[track_caller]
     fn sound(&self) {
@@ -131,14 +143,11 @@ fn stage(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Resul
     Ok(staged)
 }
 
-/// Publishes a value and gives its reference back.
+/// Publishes a value below a directory.
 fn put_in(store: &Arc<Store>, parent: NodeId, name: &[u8], value: &[u8]) -> Result<NodeId> {
     let mut staged = stage(store, parent, name, value)?;
-    let published = store.publish(&mut staged, false);
-    let node = staged.node();
-    drop(staged);
-    store.release(node, 1);
-    published.map(|_| node)
+    store.publish(&mut staged, false)?;
+    Ok(staged.node())
 }
 
 /// Publishes a value in tenant `default`.

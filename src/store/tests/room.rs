@@ -1,1 +1,198 @@
-//! x
+//! Reservation, quota and eviction.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::config::{PolicyName, Quota};
+
+const KIB: u64 = 1024;
+static VALUE: [u8; 64 * 1024] = [7; 64 * 1024];
+
+/// A store of this quota, without background eviction below it.
+fn of_size(kib: u64) -> Bench {
+    with_limits(kib, None, PolicyName::Lru)
+}
+
+fn with_limits(kib: u64, max_keys: Option<u64>, policy: PolicyName) -> Bench {
+    let quota = Quota { size_bytes: Some(kib * KIB), max_keys, high_percent: 100, low_percent: 100 };
+    Bench::new(StoreSettings { quota, policy, ..StoreSettings::default() })
+}
+
+/// A store of 256 KiB that holds `a`, `b`, `c`, 64 KiB each, in this order.
+fn three() -> Bench {
+    let bench = of_size(256);
+    for name in [b"a", b"b", b"c"] {
+        put(&bench, name, &VALUE).unwrap();
+    }
+    bench
+}
+
+fn pin(bench: &Bench, name: &[u8]) {
+    bench.set_pinned(bench.child(default_dir(bench), name).unwrap(), true).unwrap();
+}
+
+#[test]
+fn a_value_larger_than_the_quota_fails_without_evicting() {
+    let bench = three();
+    assert_eq!(put(&bench, b"d", &[1; 300 * 1024]).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(put(&bench, b"a", &[1; 300 * 1024]).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!((names(&bench).len(), bench.counters.evicted_keys()), (3, 0));
+    bench.sound();
+}
+
+#[test]
+fn what_is_pinned_counts_before_anything_is_evicted() {
+    let bench = three();
+    pin(&bench, b"a");
+    pin(&bench, b"b");
+    assert_eq!(put(&bench, b"d", &[1; 130 * 1024]).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(names(&bench), ["a", "b", "c"]);
+    bench.sound();
+}
+
+#[test]
+fn pinned_values_are_never_evicted() {
+    let bench = three();
+    pin(&bench, b"a");
+    put(&bench, b"d", &VALUE).unwrap();
+    put(&bench, b"e", &VALUE).unwrap();
+    assert_eq!(names(&bench), ["a", "c", "d", "e"]);
+    bench.evict_to_percent(0);
+    assert_eq!(names(&bench), ["a"]);
+    bench.sound();
+}
+
+/// The old value counts until the new one stands: a neighbour goes, not the target.
+#[test]
+fn a_replacement_reserves_its_whole_size_and_protects_its_target() {
+    let bench = three();
+    put(&bench, b"a", &[1; 128 * 1024]).unwrap();
+    assert_eq!(names(&bench), ["c", "a"]);
+    // Not even alone would both fit: the old value stays.
+    assert_eq!(put(&bench, b"a", &[2; 160 * 1024]).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(get(&bench, b"a").unwrap(), [1; 128 * 1024]);
+    assert_eq!(names(&bench), ["c", "a"]);
+    bench.sound();
+}
+
+#[test]
+fn publications_never_pass_the_quota_whatever_their_metadata_takes() {
+    // The value alone would fit once more, with its metadata it does not.
+    let bench = of_size(60);
+    for n in 0..40_u32 {
+        let name = [&[b'L'; 2500][..], &n.to_be_bytes().map(|b| b + b'0')].concat();
+        put(&bench, &name, &[1; 4096]).unwrap();
+        let (used, _, quota) = bench.usage(None);
+        assert!(used <= quota, "{used} of {quota} after {n} values");
+    }
+    bench.sound();
+}
+
+#[test]
+fn max_keys_evicts_for_a_new_key_and_not_for_a_replacement() {
+    let bench = with_limits(4096, Some(3), PolicyName::Fifo);
+    for name in [b"a", b"b", b"c", b"d"] {
+        put(&bench, name, b"x").unwrap();
+    }
+    assert_eq!(names(&bench), ["b", "c", "d"]);
+    put(&bench, b"d", b"y").unwrap();
+    assert_eq!(names(&bench), ["b", "c", "d"]);
+    bench.sound();
+}
+
+#[test]
+fn a_tenant_quota_evicts_the_tenants_own_keys() {
+    let bench = of_size(1024);
+    put(&bench, b"a", &VALUE).unwrap();
+    let node = bench.make_tenant(b"t", 0o755, 0, 0).unwrap();
+    bench.set_tenant_quota(&tenant("t"), Some(128 * KIB)).unwrap();
+    for name in [b"x", b"y", b"z"] {
+        put_in(&bench, node, name, &VALUE).unwrap();
+    }
+    assert_eq!((bench.child(node, b"x"), names(&bench)), (None, vec!["a".to_owned()]));
+    let large = put_in(&bench, node, b"large", &[1; 129 * 1024]).unwrap_err();
+    assert_eq!(large.kind(), Kind::TenantQuota);
+    // Nothing of the tenant may go any more.
+    for name in [b"y", b"z"] {
+        bench.set_pinned(bench.child(node, name).unwrap(), true).unwrap();
+    }
+    assert_eq!(put_in(&bench, node, b"w", &VALUE).unwrap_err().kind(), Kind::TenantQuota);
+    assert_eq!((bench.usage(Some(&tenant("t"))).1, names(&bench)), (2, vec!["a".to_owned()]));
+    bench.sound();
+}
+
+/// What can never fit beside the tenant's pinned values costs it nothing.
+#[test]
+fn a_tenant_keeps_its_keys_when_the_value_cannot_fit_anyway() {
+    let bench = of_size(1024);
+    let node = bench.make_tenant(b"t", 0o755, 0, 0).unwrap();
+    bench.set_tenant_quota(&tenant("t"), Some(192 * KIB)).unwrap();
+    put_in(&bench, node, b"pinned", &VALUE).unwrap();
+    bench.set_pinned(bench.child(node, b"pinned").unwrap(), true).unwrap();
+    put_in(&bench, node, b"cold", &VALUE).unwrap();
+    assert_eq!(put_in(&bench, node, b"w", &[1; 160 * 1024]).unwrap_err().kind(), Kind::TenantQuota);
+    assert!(bench.child(node, b"cold").is_some());
+    bench.sound();
+}
+
+#[test]
+fn values_that_are_being_edited_are_no_victims() {
+    let bench = three();
+    let a = bench.child(default_dir(&bench), b"a").unwrap();
+    let (file, _) = bench.begin_edit(a).unwrap().unwrap();
+    bench.evict_to_percent(0);
+    assert_eq!(names(&bench), ["a"]);
+    bench.end_edit(a, &file).unwrap();
+    bench.evict_to_percent(0);
+    assert_eq!(names(&bench), [""; 0]);
+    bench.sound();
+}
+
+#[test]
+fn readers_of_an_evicted_value_finish() {
+    let bench = three();
+    let a = bench.child(default_dir(&bench), b"a").unwrap();
+    let (mut file, _) = bench.open_value(a).unwrap().unwrap();
+    bench.evict_to_percent(0);
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    assert_eq!((bytes, get(&bench, b"a")), (VALUE.to_vec(), None));
+}
+
+#[test]
+fn eviction_goes_by_policy_across_restarts() {
+    for (policy, left) in [(PolicyName::Fifo, ["c", "d"]), (PolicyName::Lru, ["a", "d"])] {
+        for restart in [false, true] {
+            let mut bench = with_limits(256, None, policy);
+            for name in [b"a", b"b", b"c", b"d"] {
+                put(&bench, name, &VALUE).unwrap();
+            }
+            get(&bench, b"a").unwrap();
+            if restart {
+                bench.close_and_reopen();
+            }
+            bench.evict_to_percent(50);
+            let mut found = names(&bench);
+            found.sort();
+            assert_eq!(found, left, "{policy:?}, restart {restart}");
+            bench.sound();
+        }
+    }
+}
+
+/// chattr +i makes the coldest record one that cannot be removed.
+#[test]
+fn one_victim_that_cannot_be_removed_does_not_stop_eviction() {
+    let bench = three();
+    if !bench.set_immutable(b"a", true) {
+        return;
+    }
+    put(&bench, b"d", &VALUE).unwrap();
+    let published = put(&bench, b"e", &VALUE);
+    let (left, errors) = (names(&bench), bench.counters.eviction_errors.load(Ordering::Relaxed));
+    assert!(bench.set_immutable(b"a", false));
+    published.unwrap();
+    assert_eq!(left, ["a", "c", "d", "e"]);
+    assert!(errors > 0);
+    bench.sound();
+}
