@@ -212,6 +212,14 @@ pub mod limits {
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
     /// Free space of the backing filesystem that eviction defends: this, or 2 % of it where that is less.
     pub const FREE_FLOOR_BYTES: u64 = 1 << 30;
+    /// Free inodes that eviction defends: these, or 2 % of all where that is less.
+    pub const FREE_FLOOR_INODES: u64 = 10_000;
+    /// Free space below which a value being written may lack what its writer could not write.
+    pub const FULL_DISK_BYTES: u64 = 256 << 10;
+    /// Keys evicted at once when the backing filesystem refuses a file or a directory.
+    pub const EVICTED_FOR_ROOM: usize = 32;
+    /// How often that is tried for one operation.
+    pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
     /// How long a look-up waits for a value whose last close is on its way.

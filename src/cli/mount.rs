@@ -187,6 +187,10 @@ fn open_log(path: &Path) -> Result<File> {
 fn start_log(args: &MountArgs, log_file: Option<&File>) -> Result<()> {
     let mut builder = env_logger::Builder::new();
     builder.filter_level(args.log_level);
+    if args.log_level < log::LevelFilter::Debug {
+        // The crate warns of what is ordinary: a mount that is gone, a client that was killed.
+        builder.filter_module("fuser", log::LevelFilter::Off);
+    }
     if let Some(file) = log_file {
         let file = file.try_clone().map_err(|e| Error::os("cannot keep the log file open", e))?;
         builder.target(env_logger::Target::Pipe(Box::new(file)));

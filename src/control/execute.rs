@@ -98,6 +98,9 @@ fn quota(
         match (tenant, value) {
             (Some(tenant), QuotaValue::Bytes(n)) => store.set_tenant_quota(tenant, Some(n))?,
             (Some(tenant), QuotaValue::None) => store.set_tenant_quota(tenant, None)?,
+            (None, QuotaValue::Bytes(0)) => {
+                return Err(Error::new(Kind::Invalid, "a quota of 0 would empty the store; use evict to=0"));
+            }
             (None, QuotaValue::Bytes(n)) => store.set_quota_bytes(n),
             (None, QuotaValue::None) => {
                 return Err(Error::new(Kind::Invalid, "the store always has a quota; give bytes=SIZE"));

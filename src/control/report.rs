@@ -29,6 +29,5 @@ pub fn status(store: &Store, facts: MountFacts, tenant: Option<&Tenant>) -> Map<
     object.insert("coordinator".into(), json!("local"));
     object.insert("passthrough".into(), json!(facts.passthrough));
     object.insert("pending_requests".into(), json!(0));
-    object.insert("last_error".into(), Value::Null);
     object
 }

@@ -244,7 +244,7 @@ impl Fs {
     pub(super) fn readdirplus(&self, who: Caller, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         let id = match self.inode(ino) {
             Inode::Node(id) => id,
-            Inode::Virtual(_) => return reply.error(Errno::ENOSYS),
+            Inode::Virtual(v) => return self.readdirplus_virtual(v, offset, reply),
         };
         self.listed.lock().insert(id);
         let done = self.each_entry(id, offset, |at, ino, kind, name| {

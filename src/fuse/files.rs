@@ -180,8 +180,7 @@ impl Fs {
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
         let writing = Some(writing);
-        let handle =
-            Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: false, appends };
+        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: None, appends };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
         if let Some(reply) = reply.take() {
@@ -243,11 +242,11 @@ impl Fs {
             return self.open_replacing(who, id, flags, reply);
         }
         if writes(flags) {
-            let (file, _) = self.store.begin_edit(id)?.ok_or_else(gone)?;
+            let (node, file) = self.begin_edit(who, id)?;
             let file = Arc::new(file);
-            let done = self.open_record(id, &file, flags, reply, true);
+            let done = self.open_record(id, &file, flags, reply, Some(node));
             if done.is_err() {
-                self.store.end_edit(id, &file)?;
+                self.store.end_edit(node, &file)?;
             }
             return done;
         }
@@ -256,13 +255,13 @@ impl Fs {
                 self.store.touch(id);
             }
             let file = Arc::clone(&open.file);
-            return self.answer(open, file, None, false, flags, reply);
+            return self.answer(open, file, None, None, flags, reply);
         }
         let file = match self.store.open_value(id)? {
             Some((file, _)) => file,
             None => self.open_successor(who, id, MAY_READ)?.1,
         };
-        self.open_record(id, &Arc::new(file), flags, reply, false)
+        self.open_record(id, &Arc::new(file), flags, reply, None)
     }
 
     /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
@@ -291,6 +290,24 @@ impl Fs {
         if allowed { Ok((next, file, attr)) } else { Err(gone()) }
     }
 
+    /// Begins editing the value of an inode, or of what replaced it meanwhile; which node that is. While the inode is
+    /// open with its old value, the kernel's writes would go there: then the path is looked up again.
+    fn begin_edit(&self, who: Caller, id: NodeId) -> Result<(NodeId, File)> {
+        if let Some((file, _)) = self.store.begin_edit(id)? {
+            return Ok((id, file));
+        }
+        for _ in 0..MOST_OVERTAKES {
+            if self.opens.node(id).is_some() {
+                break;
+            }
+            let (next, ..) = self.open_successor(who, id, MAY_WRITE)?;
+            if let Some((file, _)) = self.store.begin_edit(next)? {
+                return Ok((next, file));
+            }
+        }
+        Err(gone())
+    }
+
     /// Opens the record of an inode that `file` was opened for.
     fn open_record(
         self: &Arc<Self>,
@@ -298,7 +315,7 @@ impl Fs {
         file: &Arc<File>,
         flags: i32,
         reply: &mut Option<OpenReply>,
-        edits: bool,
+        edits: Option<NodeId>,
     ) -> Result<()> {
         let open = match self.opens.enter_if_open(id) {
             Some(open) => open,
@@ -330,7 +347,7 @@ impl Fs {
             }
             writing.join(who.tid);
         }
-        self.answer(open, file, writing, false, flags, reply)
+        self.answer(open, file, writing, None, flags, reply)
     }
 
     fn answer(
@@ -338,7 +355,7 @@ impl Fs {
         open: Arc<OpenNode>,
         file: Arc<File>,
         writing: Option<Arc<Writing>>,
-        edits: bool,
+        edits: Option<NodeId>,
         flags: i32,
         reply: &mut Option<OpenReply>,
     ) -> Result<()> {
@@ -349,7 +366,7 @@ impl Fs {
                 return Err(e);
             }
         };
-        if edits {
+        if edits.is_some() {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
         let appends = flags & libc::O_APPEND != 0;
@@ -431,7 +448,7 @@ impl Fs {
             file: Arc::clone(&writing.file),
             writing: Some(writing),
             replaces: true,
-            edits: false,
+            edits: None,
             appends: flags & libc::O_APPEND != 0,
         };
         let handle = self.opens.add_handle(handle);
@@ -455,7 +472,7 @@ impl Fs {
             }
         };
         let file = Arc::new(self.store.probe_file()?);
-        self.answer(open, file, None, false, flags, reply)
+        self.answer(open, file, None, None, flags, reply)
     }
 
     /// FLUSH: one close(2) of a descriptor.
@@ -463,7 +480,7 @@ impl Fs {
         let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
         let fsyncs = self.store.settings().durability == Durability::Fsync;
         let Some(writing) = handle.writing.clone() else {
-            if handle.edits && fsyncs {
+            if handle.edits.is_some() && fsyncs {
                 self.pool.run(move || answer_empty(reply, os::sync_file(&*handle.file)));
             } else {
                 reply.ok();
@@ -493,7 +510,8 @@ impl Fs {
         let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
         let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
         let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let slowly = last_writer.as_ref().map_or(handle.edits && fsyncs, |w| self.publishes_slowly(w));
+        let slowly =
+            last_writer.as_ref().map_or(handle.edits.is_some() && fsyncs, |w| self.publishes_slowly(w));
         let fs = Arc::clone(self);
         let finish = move || {
             let mut stale: Stale = None;
@@ -503,9 +521,9 @@ impl Fs {
                     Err(e) => log::warn!("a value was not published at its last close: {e}"),
                 }
             }
-            if handle.edits {
+            if let Some(node) = handle.edits {
                 handle.open.edits.fetch_sub(1, Ordering::Relaxed);
-                if let Err(e) = fs.store.end_edit(handle.open.node, &handle.file) {
+                if let Err(e) = fs.store.end_edit(node, &handle.file) {
                     log::warn!("a value that was edited in place could not be settled: {e}");
                 }
             }

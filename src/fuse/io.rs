@@ -46,7 +46,12 @@ impl Fs {
             if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
                 self.room_to_write(writing, data.len() as u64)?;
             }
-            handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e))?;
+            let written =
+                handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e));
+            if let (Err(_), Some(writing)) = (&written, &handle.writing) {
+                writing.staged.lock().doom();
+            }
+            written?;
             if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
                 self.changed_behind(&handle);
             }
@@ -87,7 +92,11 @@ impl Fs {
     pub(super) fn fallocate(&self, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
         let done = self.handle(fh).and_then(|handle| {
             if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
-                self.store.room_for_allocation(offset.saturating_add(length))?;
+                let room = self.store.room_for_allocation(offset.saturating_add(length));
+                if let (Err(_), Some(writing)) = (&room, &handle.writing) {
+                    writing.staged.lock().doom();
+                }
+                room?;
             }
             os::fallocate(&*handle.file, mode, offset, length)
         });

@@ -152,8 +152,8 @@ pub(super) struct Handle {
     pub(super) writing: Option<Arc<Writing>>,
     /// It replaces the value of the inode that it was opened on.
     pub(super) replaces: bool,
-    /// It edits in place.
-    pub(super) edits: bool,
+    /// The node that it edits in place: its inode's own, or the one that replaced it.
+    pub(super) edits: Option<NodeId>,
     /// Writes go to the end.
     pub(super) appends: bool,
 }

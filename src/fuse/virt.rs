@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use fuser::{
     FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, PollEvents, ReplyData, ReplyDirectory,
-    ReplyEntry, ReplyOpen, ReplyWrite,
+    ReplyDirectoryPlus, ReplyEntry, ReplyOpen, ReplyWrite,
 };
 use parking_lot::Mutex;
 
@@ -105,7 +105,7 @@ struct State {
 }
 
 /// Unread replies of one open file, beyond which they are dropped.
-const MOST_WAITING_BYTES: usize = 1 << 20;
+const MOST_WAITING_BYTES: usize = 128 << 10;
 /// Users whose latest replies are kept.
 const MOST_USERS: usize = 1024;
 
@@ -186,14 +186,28 @@ impl Fs {
         }
     }
 
-    pub(super) fn readdir_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectory) {
+    fn rows(dir: VirtualIno) -> Vec<(&'static [u8], VirtualIno)> {
         let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", VirtualIno::directory(dir.scope))];
         if dir.what == What::Directory {
             rows.extend(NAMES.iter().map(|(name, what)| (*name, VirtualIno { what: *what, ..dir })));
         }
-        for (at, (name, v)) in rows.into_iter().enumerate().skip(offset as usize) {
+        rows
+    }
+
+    pub(super) fn readdir_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectory) {
+        for (at, (name, v)) in Self::rows(dir).into_iter().enumerate().skip(offset as usize) {
             let kind = self.virtual_attr(v).kind;
             if reply.add(v.ino(), at as u64 + 1, kind, OsStr::from_bytes(name)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    pub(super) fn readdirplus_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectoryPlus) {
+        for (at, (name, v)) in Self::rows(dir).into_iter().enumerate().skip(offset as usize) {
+            let attr = self.virtual_attr(v);
+            if reply.add(v.ino(), at as u64 + 1, OsStr::from_bytes(name), &FORGET, &attr, Generation(0)) {
                 break;
             }
         }
@@ -307,6 +321,12 @@ impl Fs {
             for line in lines {
                 let fields = execute(&self.store, self.facts(), &asker, &parse(line)?)?;
                 replies.extend_from_slice(reply::ok(&fields).as_bytes());
+                if replies.len() > MOST_WAITING_BYTES {
+                    return Err(Error::new(
+                        Kind::Invalid,
+                        "too many commands in one write; read the replies between",
+                    ));
+                }
             }
             Ok(())
         });

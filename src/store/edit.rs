@@ -145,7 +145,9 @@ impl Store {
         if left > 0 || !linked {
             return Ok(());
         }
-        self.settle(id, file)
+        self.settle(id, file)?;
+        self.evict_overgrown(id);
+        Ok(())
     }
 
     /// Writes the length that a record has now, and takes its editing flag away.

@@ -106,6 +106,8 @@ pub struct Store {
     tenant_changes: Mutex<()>,
     keeper: Arc<room::Keeper>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
+    /// What went wrong last beside an operation, for the status.
+    last_error: Mutex<Option<String>>,
     /// Counters since the store was opened.
     pub counters: status::Counters,
 }
@@ -163,6 +165,7 @@ impl Store {
             tenant_changes: Mutex::new(()),
             keeper: Arc::default(),
             events: Mutex::new(None),
+            last_error: Mutex::new(None),
             counters: status::Counters::default(),
         });
         store.load_tenants()?;
@@ -272,17 +275,32 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
 
 /// Before anything there is touched, the lock file included.
 fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
-    if root.stat(layout::SUPERBLOCK)?.is_none() && root.stat(layout::DATA)?.is_some() {
+    if root.stat(layout::SUPERBLOCK)?.is_some() {
+        return Ok(());
+    }
+    for name in [layout::DATA, layout::ORDER, layout::LOCK] {
+        if root.stat(name)?.is_none() || (name == layout::LOCK && is_our_lock(root)?) {
+            continue;
+        }
         return Err(Error::new(
             Kind::Corrupt,
             format!(
-                "{} has a data directory but no {} file: it is not a store, or its format file was lost",
+                "{} has a {name} but no {} file: it is not a store, or its format file was lost",
                 path.display(),
                 layout::SUPERBLOCK
             ),
         ));
     }
     Ok(())
+}
+
+/// Whether the lock file is one that a daemon wrote, perhaps in a start that went no further.
+fn is_our_lock(root: &Dir) -> Result<bool> {
+    let Some(file) = root.open_file(layout::LOCK, false)? else { return Ok(false) };
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::Read::take(&file, 64), &mut text)
+        .map_err(|e| Error::os("cannot read the lock file", e))?;
+    Ok(text.trim_ascii().iter().all(u8::is_ascii_digit))
 }
 
 fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {

@@ -137,14 +137,21 @@ impl Store {
         let canonical = place.digest.to_string();
         if !known {
             match from.rename(name, shard, &canonical, RenameHow::NoReplace) {
-                Err(e) if e.kind() == Kind::Exists => self.displace(home, place)?,
+                Err(e) if e.kind() == Kind::Exists => self.displace(home, place, shard)?,
                 done => return done,
             }
         }
         from.rename(name, shard, canonical, RenameHow::Replace)
     }
 
-    fn displace(&self, home: &Home, place: &Place) -> Result<()> {
+    fn displace(&self, home: &Home, place: &Place, shard: &Dir) -> Result<()> {
+        let canonical = place.digest.to_string();
+        if shard.stat(&canonical)?.is_some_and(|a| a.is_dir()) {
+            // No rename replaces a directory by a file. It is kept, like anything that stands in a record's place.
+            let name = format!("{}.{canonical}.{}", home.tenant, self.next_serial());
+            log::warn!("a directory stood in the place of {}; moved to .quarantine/{name}", place.key);
+            return shard.rename(&canonical, &self.quarantine_dir, name, RenameHow::NoReplace);
+        }
         let Ok(Some(file)) = home.dir.open_file(place.path(), false) else { return Ok(()) };
         if let (Found::Record(_, _, record), Some(key)) = judge(file, home, place.digest)?
             && key != place.key

@@ -54,6 +54,15 @@ pub enum Reason {
     Command,
 }
 
+/// What a publication adds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
+    /// Allocated bytes.
+    pub(super) bytes: u64,
+    /// A key, rather than a directory.
+    pub(super) key: bool,
+}
+
 /// Bytes promised to one publication; given back on drop, when the index counts them.
 pub(super) struct Reservation<'a> {
     store: &'a Store,
@@ -120,8 +129,9 @@ impl Store {
 
     /// Promises `bytes` to a publication that will replace `old`, evicting what it must. Fails before anything is
     /// touched when even then it could not fit.
-    pub(super) fn reserve(&self, home: &Home, bytes: u64, old: Option<NodeId>) -> Result<Reservation<'_>> {
-        let quota = self.quota_bytes();
+    pub(super) fn reserve(&self, home: &Home, needs: Needs, old: Option<NodeId>) -> Result<Reservation<'_>> {
+        let (quota, bytes) = (self.quota_bytes(), needs.bytes);
+        let adds_key = needs.key && old.is_none();
         {
             let index = self.index.lock();
             let old_bytes =
@@ -148,7 +158,7 @@ impl Store {
                 let tenant_over = tenant
                     .quota_bytes
                     .is_some_and(|q| tenant.usage.bytes + tenant.reserved_bytes + bytes > q);
-                let keys_full = old.is_none()
+                let keys_full = adds_key
                     && self
                         .settings
                         .quota
@@ -156,7 +166,7 @@ impl Store {
                         .is_some_and(|max| index.usage.keys + index.reserved_keys >= max);
                 let over = index.usage.bytes + index.reserved_bytes + bytes > quota || keys_full;
                 if !over && !tenant_over {
-                    let keys = u64::from(old.is_none());
+                    let keys = u64::from(adds_key);
                     index.reserved_bytes += bytes;
                     index.reserved_keys += keys;
                     index.tenants[home.number as usize].reserved_bytes += bytes;
@@ -201,7 +211,10 @@ impl Store {
                 self.counters.evicted_bytes.fetch_add(*bytes, Ordering::Relaxed);
             }
             Ok(None) => {}
-            Err(_) => drop(self.counters.eviction_errors.fetch_add(1, Ordering::Relaxed)),
+            Err(e) => {
+                self.counters.eviction_errors.fetch_add(1, Ordering::Relaxed);
+                *self.last_error.lock() = Some(format!("cannot evict: {e}"));
+            }
         }
         evicted.map(|bytes| bytes.unwrap_or(0))
     }
@@ -226,6 +239,51 @@ impl Store {
         };
         self.tell_gone(parent, &name, id);
         Ok(Some(bytes))
+    }
+
+    /// Does something that the backing filesystem may refuse for want of space or inodes; evicts and tries again.
+    /// Never under a key lock: an eviction takes one of its own.
+    pub(super) fn with_room<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..limits::ROOM_TRIES {
+            match run() {
+                Err(e) if e.kind() == Kind::NoSpace && self.evict_some(limits::EVICTED_FOR_ROOM) => {}
+                done => return done,
+            }
+        }
+        run()
+    }
+
+    /// Evicts up to `n` keys for the backing filesystem's sake; whether any went.
+    fn evict_some(&self, n: usize) -> bool {
+        let before = self.counters.evicted_keys();
+        let keys = self.index.lock().usage.keys;
+        self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace);
+        self.counters.evicted_keys() > before
+    }
+
+    /// Whether the backing filesystem has no room left: a writer may have missed a write without the daemon's knowing.
+    pub(super) fn disk_is_full(&self) -> bool {
+        self.data.space().is_ok_and(|s| s.available_bytes < limits::FULL_DISK_BYTES)
+    }
+
+    /// Evicts a value that has grown in place past what its tenant or the store may hold: it goes before others do.
+    pub(super) fn evict_overgrown(&self, id: NodeId) {
+        let overgrown = {
+            let index = self.index.lock();
+            let limit = index
+                .tenant_of(id)
+                .ok()
+                .and_then(|t| t.quota_bytes)
+                .unwrap_or(u64::MAX)
+                .min(self.quota_bytes());
+            index.linked(id).is_ok_and(|n| n.blocks * 512 > limit && !n.pinned)
+        };
+        if overgrown {
+            log::warn!("a value grew in place past its quota and is evicted");
+            if let Err(e) = self.evict(id, Reason::TenantQuota) {
+                log::warn!("cannot evict: {e}");
+            }
+        }
     }
 
     /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist).
@@ -314,10 +372,10 @@ impl Store {
         self.count_staged();
         let quota = &self.settings.quota;
         if self.over_high(&self.index.lock()) {
+            self.evict_tenants_over_quota();
             let target = self.percent_of_quota(quota.low_percent);
             let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
             self.evict_down_to(target, keys, Reason::Quota);
-            self.evict_tenants_over_quota();
         }
         self.defend_free_space();
     }
@@ -346,9 +404,10 @@ impl Store {
         let files: Vec<_> =
             self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
         let mut sizes = Vec::new();
+        let full = !files.is_empty() && self.disk_is_full();
         for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
             let Ok(attr) = os::stat(&*file) else { continue };
-            if attr.allocated_bytes() > largest {
+            if attr.allocated_bytes() > largest || full {
                 doom(&file, &doomed);
             } else {
                 sizes.push((attr.allocated_bytes(), file, doomed));
@@ -365,12 +424,18 @@ impl Store {
         self.staged_bytes.store(sum, Ordering::Relaxed);
     }
 
+    /// Keeps space and inodes free on the backing filesystem; values being written may yet grow by what they hold.
     fn defend_free_space(&self) {
         let Ok(space) = self.data.space() else { return };
-        let floor = (space.total_bytes / 50).min(limits::FREE_FLOOR_BYTES);
+        let floor = (space.total_bytes / 50).min(limits::FREE_FLOOR_BYTES)
+            + self.staged_bytes.load(Ordering::Relaxed);
         if space.available_bytes < floor {
             let used = self.index.lock().usage.bytes;
             self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
+        }
+        let floor_inodes = (space.total_inodes / 50).min(limits::FREE_FLOOR_INODES);
+        if space.available_inodes < floor_inodes {
+            self.evict_some((floor_inodes - space.available_inodes) as usize);
         }
     }
 }
@@ -379,6 +444,6 @@ impl Store {
 fn doom(file: &File, doomed: &AtomicBool) {
     doomed.store(true, Ordering::Release);
     if let Err(e) = os::truncate(file, 0) {
-        log::warn!("cannot empty a value that is larger than the quota: {e}");
+        log::warn!("cannot empty a value that can never be published: {e}");
     }
 }

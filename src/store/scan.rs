@@ -55,6 +55,7 @@ impl Store {
     fn walk(&self, home: &Home, found: &mut dyn FnMut(u64)) -> Result<Vec<Seen>> {
         let mut seen = Vec::new();
         for upper in self.levels(home, &home.dir, "")? {
+            let before_upper = seen.len();
             let upper_dir = home.dir.open_dir(&upper)?;
             let shown = String::from_utf8_lossy(&upper).into_owned();
             for lower in self.levels(home, &upper_dir, &shown)? {
@@ -62,10 +63,19 @@ impl Store {
                 let before = seen.len();
                 let shard = [upper.as_slice(), lower.as_slice()];
                 self.walk_shard(home, &dir, shard, &mut seen)?;
+                self.prune(&upper_dir, &lower, seen.len() == before);
                 found((seen.len() - before) as u64);
             }
+            self.prune(&home.dir, &upper, seen.len() == before_upper);
         }
         Ok(seen)
+    }
+
+    /// Removes a shard directory in which nothing was found; one that holds a stranger stays.
+    fn prune(&self, above: &Dir, name: &[u8], empty: bool) {
+        if empty && let Err(e) = above.rmdir(name) {
+            log::debug!("an empty shard stays: {e}");
+        }
     }
 
     /// The shard directories of one level; everything else there is a stranger.

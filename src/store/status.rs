@@ -79,6 +79,8 @@ pub struct StoreStatus {
     pub quarantined: u64,
     /// Highest generation.
     pub generation: u64,
+    /// What went wrong last beside an operation.
+    pub last_error: Option<String>,
     /// Tenants, by name.
     pub tenants: Vec<TenantStatus>,
 }
@@ -115,6 +117,7 @@ impl Store {
             pinned_bytes: index.pinned_bytes,
             quarantined: self.counters.quarantined.load(Ordering::Relaxed),
             generation: tenants.iter().map(|t| t.epoch).max().unwrap_or(0),
+            last_error: self.last_error.lock().clone(),
             tenants,
         }
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Store;
 use super::index::{Directory, NodeId};
 use super::object::Place;
+use super::room::Needs;
 use super::tenants::{Home, dir_attr};
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Record;
@@ -134,7 +135,7 @@ impl Store {
         let n = self.next_serial();
         let staged_name = format!("{}.{n}", Digest::of(&home.tenant, name, kind));
         step!("stage.create");
-        let file = self.staging.create_file(&staged_name, owner.mode & 0o7777)?;
+        let file = self.with_room(|| self.staging.create_file(&staged_name, owner.mode & 0o7777))?;
         let made = (|| {
             self.own(&file, owner.uid, owner.gid)?;
             // The owner change drops set-id bits, and the daemon's umask may have taken others.
@@ -182,7 +183,11 @@ impl Store {
         let (key, old) = self.standing(staged)?;
         let place = Place::new(&home, key, staged.kind);
         if staged.is_doomed() {
-            return Err(self.no_space("the value is larger than the quota"));
+            return Err(self.no_space("the value is larger than the quota, or missed a write"));
+        }
+        if staged.kind == RecordKind::File && self.disk_is_full() {
+            // The writer may have met ENOSPC in the kernel and closed all the same.
+            return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
         }
         let record = Record {
             kind: staged.kind,
@@ -196,8 +201,13 @@ impl Store {
             origin: None,
         };
         step!("publish.metadata");
-        self.write_record(&staged.file, &record)?;
-        let _reservation = self.reserve(&home, os::stat(&*staged.file)?.allocated_bytes(), old)?;
+        self.with_room(|| self.write_record(&staged.file, &record))?;
+        let shard = self.with_room(|| self.ensure_shard(&home, place.digest))?;
+        let needs = Needs {
+            bytes: os::stat(&*staged.file)?.allocated_bytes(),
+            key: staged.kind != RecordKind::Directory,
+        };
+        let _reservation = self.reserve(&home, needs, old)?;
         if self.durable() {
             step!("publish.sync");
             os::sync_file(&*staged.file)?;
@@ -205,7 +215,6 @@ impl Store {
         let _key = self.keys.lock(&place);
         // Somebody may have been faster.
         let (_, old) = self.standing(staged)?;
-        let shard = self.ensure_shard(&home, place.digest)?;
         step!("publish.rename");
         self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), old.is_some())?;
         staged.progress = Progress::Published;
