@@ -210,7 +210,7 @@ pub mod limits {
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
-    /// Free space of the backing filesystem that eviction defends: this, or 2 % of it where that is less.
+    /// Free space of the backing filesystem that eviction defends: this, or 5 % of it where that is less.
     pub const FREE_FLOOR_BYTES: u64 = 1 << 30;
     /// Free inodes that eviction defends: these, or 2 % of all where that is less.
     pub const FREE_FLOOR_INODES: u64 = 10_000;

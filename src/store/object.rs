@@ -138,10 +138,17 @@ impl Store {
         if !known {
             match from.rename(name, shard, &canonical, RenameHow::NoReplace) {
                 Err(e) if e.kind() == Kind::Exists => self.displace(home, place, shard)?,
+                Err(e) if e.kind() == Kind::NotFound => {}
                 done => return done,
             }
         }
-        from.rename(name, shard, canonical, RenameHow::Replace)
+        match from.rename(name, shard, &canonical, RenameHow::Replace) {
+            // The shard was empty, and was pruned to make room: it is made again.
+            Err(e) if e.kind() == Kind::NotFound => {
+                from.rename(name, &self.ensure_shard(home, place.digest)?, canonical, RenameHow::Replace)
+            }
+            done => done,
+        }
     }
 
     fn displace(&self, home: &Home, place: &Place, shard: &Dir) -> Result<()> {

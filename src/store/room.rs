@@ -17,7 +17,7 @@ use super::index::{Index, NodeId};
 use super::tenants::Home;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
-use crate::os;
+use crate::os::{self, FsSpace};
 
 /// A value being written, as the keeper sees it.
 pub(super) struct Watched {
@@ -246,11 +246,36 @@ impl Store {
     pub(super) fn with_room<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 0..limits::ROOM_TRIES {
             match run() {
-                Err(e) if e.kind() == Kind::NoSpace && self.evict_some(limits::EVICTED_FOR_ROOM) => {}
+                Err(e) if e.kind() == Kind::NoSpace && self.make_room() => {}
                 done => return done,
             }
         }
         run()
+    }
+
+    /// Gives inodes and blocks back to the backing filesystem; whether any were.
+    fn make_room(&self) -> bool {
+        let evicted = self.evict_some(limits::EVICTED_FOR_ROOM);
+        self.prune_shards() > 0 || evicted
+    }
+
+    /// Removes the shard directories that are empty, of all tenants; how many.
+    fn prune_shards(&self) -> usize {
+        let homes: Vec<_> =
+            self.index.lock().tenants.iter().filter(|t| t.live).map(|t| Arc::clone(&t.home)).collect();
+        let removed = |dir: &os::Dir, name: &[u8]| usize::from(dir.rmdir(name).is_ok_and(|there| there));
+        let mut pruned = 0;
+        for home in homes {
+            for upper in home.dir.entries().unwrap_or_default() {
+                let Ok(Some(dir)) = home.dir.open_dir_if_any(&upper.name) else { continue };
+                for lower in dir.entries().unwrap_or_default() {
+                    pruned += removed(&dir, &lower.name);
+                }
+                pruned += removed(&home.dir, &upper.name);
+            }
+            home.durable_shards.lock().clear();
+        }
+        pruned
     }
 
     /// Evicts up to `n` keys for the backing filesystem's sake; whether any went.
@@ -427,16 +452,32 @@ impl Store {
     /// Keeps space and inodes free on the backing filesystem; values being written may yet grow by what they hold.
     fn defend_free_space(&self) {
         let Ok(space) = self.data.space() else { return };
-        let floor = (space.total_bytes / 50).min(limits::FREE_FLOOR_BYTES)
-            + self.staged_bytes.load(Ordering::Relaxed);
-        if space.available_bytes < floor {
-            let used = self.index.lock().usage.bytes;
-            self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
-        }
+        self.evict_to_free(&space, self.staged_bytes.load(Ordering::Relaxed));
         let floor_inodes = (space.total_inodes / 50).min(limits::FREE_FLOOR_INODES);
         if space.available_inodes < floor_inodes {
             self.evict_some((floor_inodes - space.available_inodes) as usize);
         }
+    }
+
+    /// Evicts until the floor of free space, and `bytes` more, are free.
+    fn evict_to_free(&self, space: &FsSpace, bytes: u64) {
+        let floor = (space.total_bytes / 20).min(limits::FREE_FLOOR_BYTES) + bytes;
+        if space.available_bytes < floor {
+            let used = self.index.lock().usage.bytes;
+            self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
+        }
+    }
+
+    /// Before a publication: what was written must have found room, and the next value of this size must find it too.
+    pub(super) fn keep_free(&self, bytes: u64) -> Result<()> {
+        let space = self.data.space()?;
+        if space.available_bytes < limits::FULL_DISK_BYTES {
+            // The writer may have met ENOSPC in the kernel and closed all the same.
+            self.wake_keeper();
+            return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
+        }
+        self.evict_to_free(&space, bytes);
+        Ok(())
     }
 }
 

@@ -185,10 +185,6 @@ impl Store {
         if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota, or missed a write"));
         }
-        if staged.kind == RecordKind::File && self.disk_is_full() {
-            // The writer may have met ENOSPC in the kernel and closed all the same.
-            return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
-        }
         let record = Record {
             kind: staged.kind,
             editing: still_open,
@@ -207,6 +203,9 @@ impl Store {
             bytes: os::stat(&*staged.file)?.allocated_bytes(),
             key: staged.kind != RecordKind::Directory,
         };
+        if staged.kind == RecordKind::File {
+            self.keep_free(needs.bytes)?;
+        }
         let _reservation = self.reserve(&home, needs, old)?;
         if self.durable() {
             step!("publish.sync");
