@@ -173,3 +173,23 @@ assert c.execute('select count(*), sum(x) from t').fetchone() == (200, 19900)";
         }
     });
 }
+
+/// A key that is replaced all the time can be opened for editing all the same: no stale handle reaches a program.
+#[test]
+fn a_busy_key_opens_for_editing() {
+    each(|m| {
+        let (mut replacer, mut editor) = (m.peer(), m.peer());
+        replacer.run("write(M + '/k', b'x')");
+        replacer.begin(
+            "n = 0
+while not os.path.exists(W + '/stop'): n += 1; write(M + '/.t', b'x%d' % n); os.rename(M + '/.t', M + '/k')",
+        );
+        editor.run(
+            "for n in range(1500):
+    os.close(os.open(M + '/k', os.O_RDWR)); os.close(os.open(M + '/k', os.O_WRONLY | os.O_APPEND))",
+        );
+        fs::write(m.scratch.join("stop"), b"").unwrap();
+        let answer = replacer.finish();
+        assert!(answer.get("ok").is_some(), "{answer}");
+    });
+}

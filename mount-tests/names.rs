@@ -155,3 +155,11 @@ fn internal_names_are_ordinary_deeper() {
         m.shell("rm -r $M/sub/.fencefs; [ ! -e $M/sub/.fencefs ]").ok();
     });
 }
+
+#[test]
+fn the_virtual_directory_lists_its_files() {
+    each(|m| {
+        m.shell("[ \"$(ls $M/.fencefs | tr '\\n' ' ')\" = 'by-key control metrics requests status ' ]").ok();
+        m.shell("ls -la $M/.fencefs > /dev/null; ls -la $M/.fencefs/by-key > /dev/null; find $R/.fencefs > /dev/null").ok();
+    });
+}

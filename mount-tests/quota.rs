@@ -191,3 +191,31 @@ fn control_answers() {
     )
     .ok();
 }
+
+/// An append in place is not refused; what it outgrew goes, and nobody else pays.
+#[test]
+fn a_value_that_outgrows_its_quota_in_place_goes_first() {
+    each_with(small, |m| {
+        m.shell(
+            "for i in 1 2 3; do head -c 1M /dev/urandom > $M/keep$i; done
+             mkdir $R/tb; echo 'quota tenant=tb bytes=4MiB' > $R/.fencefs/control
+             echo s > $R/tb/log; head -c 8M /dev/zero >> $R/tb/log
+             echo s > $M/log; head -c 48M /dev/zero >> $M/log",
+        )
+        .ok();
+        assert!(
+            wait_until(Duration::from_secs(10), || !m.key("log").exists() && !m.mnt.join("tb/log").exists())
+        );
+        m.shell("[ \"$(ls $M | tr '\\n' ' ')\" = 'keep1 keep2 keep3 ' ]").ok();
+        assert_counts_agree(m);
+    });
+}
+
+#[test]
+fn a_refused_allocation_publishes_no_key() {
+    each_with(small, |m| {
+        m.shell("fallocate -l 64M $M/fb").failed();
+        assert!(wait_until(Duration::from_secs(10), || m.status_number("staged_bytes") == 0));
+        m.shell("[ ! -e $M/fb ]; [ -z \"$(ls -A $M)\" ]").ok();
+    });
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::harness::{Builder, can_mount, fencefs, run};
+use crate::harness::{Builder, can_mount, each, fencefs, run};
 
 #[test]
 fn strangers_survive_and_symlinks_are_not_followed() {
@@ -136,4 +136,46 @@ fn a_filesystem_without_user_attributes_is_refused() {
     let (code, text) = result.failed();
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("attributes") || text.contains("xattr"), "{text}");
+}
+
+#[test]
+fn a_directory_with_files_of_our_names_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mut m = Builder::new().mount();
+    m.umount();
+    fs::remove_dir_all(&m.store).unwrap();
+    fs::create_dir(&m.store).unwrap();
+    fs::write(m.store.join("lock"), "mine").unwrap();
+    fs::write(m.store.join("order"), "mine").unwrap();
+    let (status, text) = m.try_mount().failed();
+    assert!(status == 1 && text.contains("not a store"), "{status} {text}");
+    assert_eq!(fs::read(m.store.join("lock")).unwrap(), b"mine");
+    assert_eq!(fs::read(m.store.join("order")).unwrap(), b"mine");
+}
+
+#[test]
+fn a_directory_in_the_place_of_a_record_gives_way() {
+    each(|m| {
+        m.shell("echo one > $M/k").ok();
+        let record = m.record_of("k");
+        fs::remove_file(&record).unwrap();
+        fs::create_dir(&record).unwrap();
+        m.shell("echo two > $M/k; [ $(cat $M/k) = two ]").ok();
+        m.remount();
+        m.shell("[ $(cat $M/k) = two ]; [ $(ls $S/data/.quarantine | wc -l) = 1 ]").ok();
+    });
+}
+
+#[test]
+fn empty_shards_go_at_the_next_start() {
+    each(|m| {
+        m.shell("for i in $(seq 40); do echo $i > $M/k$i; done; rm $M/k*").ok();
+        m.remount();
+        m.shell(
+            "[ $(find $S/data/t/default/0 -mindepth 1 | wc -l) = 0 ]; echo x > $M/k; [ $(cat $M/k) = x ]",
+        )
+        .ok();
+    });
 }

@@ -71,6 +71,8 @@ impl OpenReply {
 
 /// How often one open is overtaken before it is sent back to look its path up.
 const MOST_OVERTAKES: usize = 64;
+/// Callers whose return is expected.
+const MOST_SENT_BACK: usize = 64;
 /// Permission bits of others.
 const MAY_READ: u32 = 0o4;
 const MAY_WRITE: u32 = 0o2;
@@ -381,21 +383,17 @@ impl Fs {
     /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
     /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
-    fn spare_cached_readers(&self, who: Caller, id: NodeId) -> Result<()> {
+    fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
         if self.is_passthrough() {
             return Ok(());
         }
         let mut uncached = self.uncached.lock();
-        let again = uncached.retrying.iter().position(|tid| *tid == who.tid);
-        if let Some(at) = again {
-            uncached.retrying.swap_remove(at);
-        }
         let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
         if !read || uncached.nodes.contains(&id) {
             uncached.nodes.insert(id);
             return Ok(());
         }
-        if again.is_some() {
+        if again {
             // Another value came between. Its readers close soon; new ones are not cached.
             uncached.nodes.insert(id);
             drop(uncached);
@@ -406,9 +404,26 @@ impl Fs {
         let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
         let Ok(fresh) = self.store.rehome(id) else { return Ok(()) };
         uncached.nodes.insert(fresh);
-        uncached.retrying.push(who.tid);
+        drop(uncached);
         self.listing_changed(parent);
-        Err(gone())
+        Err(self.send_back(who))
+    }
+
+    /// The error that has the kernel look a caller's path up once more; it is remembered that it did.
+    fn send_back(&self, who: Caller) -> Error {
+        let mut sent_back = self.sent_back.lock();
+        if sent_back.len() >= MOST_SENT_BACK {
+            sent_back.remove(0);
+        }
+        sent_back.push(who.tid);
+        gone()
+    }
+
+    /// Whether this caller's path was just looked up once more: a second ESTALE would reach the program.
+    fn came_back(&self, who: Caller) -> bool {
+        let mut sent_back = self.sent_back.lock();
+        let at = sent_back.iter().position(|tid| *tid == who.tid);
+        at.map(|at| sent_back.swap_remove(at)).is_some()
     }
 
     /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
@@ -419,11 +434,13 @@ impl Fs {
         flags: i32,
         reply: &mut Option<OpenReply>,
     ) -> Result<()> {
-        self.spare_cached_readers(who, id)?;
+        let again = self.came_back(who);
+        self.spare_cached_readers(who, id, again)?;
         let (old, old_file, old_attr) = match self.store.open_value(id)? {
             Some((file, attr)) => (id, file, attr),
             None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
-            None => return self.open_vanished(id, flags, reply),
+            None if !again => return Err(self.send_back(who)),
+            None => self.vanished(who, id)?,
         };
         let old_file = Arc::new(old_file);
         let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
@@ -460,19 +477,11 @@ impl Fs {
         Ok(())
     }
 
-    /// O_TRUNC of a key that vanished between look-up and open: the open came first, then. What is written goes where
-    /// the content of an unlinked file goes.
-    fn open_vanished(&self, id: NodeId, flags: i32, reply: &mut Option<OpenReply>) -> Result<()> {
-        let open = match self.opens.enter_if_open(id) {
-            Some(open) => open,
-            None => {
-                let file = Arc::new(self.store.probe_file()?);
-                let backing = self.back(reply.as_ref().ok_or_else(gone)?, &file);
-                self.opens.enter(OpenNode::new(id, file, backing, None))
-            }
-        };
-        let file = Arc::new(self.store.probe_file()?);
-        self.answer(open, file, None, None, flags, reply)
+    /// O_TRUNC of a key that vanished between look-up and open, twice: it is made anew in its last place.
+    fn vanished(&self, who: Caller, id: NodeId) -> Result<(NodeId, File, Attr)> {
+        let file = self.store.probe_file()?;
+        let attr = os::stat(&file)?;
+        Ok((id, file, Attr { mode: libc::S_IFREG | 0o644, uid: who.uid, gid: who.gid, ..attr }))
     }
 
     /// FLUSH: one close(2) of a descriptor.

@@ -52,8 +52,6 @@ enum Inode {
 #[derive(Default)]
 struct Uncached {
     nodes: HashSet<NodeId>,
-    /// Threads that were sent back to look their path up once more.
-    retrying: Vec<u32>,
 }
 
 /// The filesystem, shared by the event loops and the threads beside them.
@@ -69,6 +67,8 @@ struct Fs {
     notifier: Mutex<Option<Notifier>>,
     /// Entries that the kernel is about to forget: until then it may take them for what they were.
     stale: Mutex<Vec<(NodeId, Box<[u8]>)>>,
+    /// Threads whose open was sent back to look its path up once more.
+    sent_back: Mutex<Vec<u32>>,
     /// Without passthrough: which inodes the kernel must not cache.
     uncached: Mutex<Uncached>,
     /// Directories that were listed since their listing last changed.

@@ -116,6 +116,7 @@ impl Mount {
             notifier: Mutex::new(None),
             stale: Mutex::default(),
             uncached: Mutex::default(),
+            sent_back: Mutex::default(),
             listed: Mutex::default(),
             virt: virt::Virtual::default(),
             store,

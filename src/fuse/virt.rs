@@ -186,16 +186,18 @@ impl Fs {
         }
     }
 
-    fn rows(dir: VirtualIno) -> Vec<(&'static [u8], VirtualIno)> {
+    fn rows(&self, dir: VirtualIno) -> Vec<(&'static [u8], VirtualIno)> {
         let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", VirtualIno::directory(dir.scope))];
         if dir.what == What::Directory {
-            rows.extend(NAMES.iter().map(|(name, what)| (*name, VirtualIno { what: *what, ..dir })));
+            let of_tenant = matches!(self.tenant_of_scope(dir), Ok(Some(_)));
+            let names = NAMES.iter().filter(|(_, what)| *what != What::ByKey || of_tenant);
+            rows.extend(names.map(|(name, what)| (*name, VirtualIno { what: *what, ..dir })));
         }
         rows
     }
 
     pub(super) fn readdir_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectory) {
-        for (at, (name, v)) in Self::rows(dir).into_iter().enumerate().skip(offset as usize) {
+        for (at, (name, v)) in self.rows(dir).into_iter().enumerate().skip(offset as usize) {
             let kind = self.virtual_attr(v).kind;
             if reply.add(v.ino(), at as u64 + 1, kind, OsStr::from_bytes(name)) {
                 break;
@@ -205,7 +207,7 @@ impl Fs {
     }
 
     pub(super) fn readdirplus_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectoryPlus) {
-        for (at, (name, v)) in Self::rows(dir).into_iter().enumerate().skip(offset as usize) {
+        for (at, (name, v)) in self.rows(dir).into_iter().enumerate().skip(offset as usize) {
             let attr = self.virtual_attr(v);
             if reply.add(v.ino(), at as u64 + 1, OsStr::from_bytes(name), &FORGET, &attr, Generation(0)) {
                 break;

@@ -145,9 +145,10 @@ impl Store {
         if left > 0 || !linked {
             return Ok(());
         }
-        self.settle(id, file)?;
-        self.evict_overgrown(id);
-        Ok(())
+        if self.evict_overgrown(id, os::stat(file)?.blocks) {
+            return Ok(());
+        }
+        self.settle(id, file)
     }
 
     /// Writes the length that a record has now, and takes its editing flag away.

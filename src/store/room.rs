@@ -291,24 +291,19 @@ impl Store {
         self.data.space().is_ok_and(|s| s.available_bytes < limits::FULL_DISK_BYTES)
     }
 
-    /// Evicts a value that has grown in place past what its tenant or the store may hold: it goes before others do.
-    pub(super) fn evict_overgrown(&self, id: NodeId) {
+    /// Evicts a value that has grown in place past what its tenant or the store may hold, before that counts: nobody
+    /// else pays for it. Whether it went.
+    pub(super) fn evict_overgrown(&self, id: NodeId, blocks: u64) -> bool {
         let overgrown = {
             let index = self.index.lock();
-            let limit = index
-                .tenant_of(id)
-                .ok()
-                .and_then(|t| t.quota_bytes)
-                .unwrap_or(u64::MAX)
-                .min(self.quota_bytes());
-            index.linked(id).is_ok_and(|n| n.blocks * 512 > limit && !n.pinned)
+            let quota = index.tenant_of(id).ok().and_then(|t| t.quota_bytes).unwrap_or(u64::MAX);
+            blocks * 512 > quota.min(self.quota_bytes()) && index.linked(id).is_ok_and(|n| !n.pinned)
         };
-        if overgrown {
-            log::warn!("a value grew in place past its quota and is evicted");
-            if let Err(e) = self.evict(id, Reason::TenantQuota) {
-                log::warn!("cannot evict: {e}");
-            }
+        if !overgrown {
+            return false;
         }
+        log::warn!("a value of {} bytes grew in place past its quota and is evicted", blocks * 512);
+        self.evict(id, Reason::TenantQuota).is_ok()
     }
 
     /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist).
