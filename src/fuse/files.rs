@@ -310,6 +310,15 @@ impl Fs {
         Err(gone())
     }
 
+    /// Counts one more open of an inode; the first has the kernel back it with `file`.
+    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &Option<OpenReply>) -> Result<Arc<OpenNode>> {
+        if let Some(open) = self.opens.enter_if_open(id) {
+            return Ok(open);
+        }
+        let backing = self.back(reply.as_ref().ok_or_else(gone)?, file);
+        Ok(self.opens.enter(OpenNode::new(id, Arc::clone(file), backing, None)))
+    }
+
     /// Opens the record of an inode that `file` was opened for.
     fn open_record(
         self: &Arc<Self>,
@@ -319,13 +328,7 @@ impl Fs {
         reply: &mut Option<OpenReply>,
         edits: Option<NodeId>,
     ) -> Result<()> {
-        let open = match self.opens.enter_if_open(id) {
-            Some(open) => open,
-            None => {
-                let backing = self.back(reply.as_ref().ok_or_else(gone)?, file);
-                self.opens.enter(OpenNode::new(id, Arc::clone(file), backing, None))
-            }
-        };
+        let open = self.enter(id, file, reply)?;
         self.answer(open, Arc::clone(file), None, edits, flags, reply)
     }
 
@@ -447,13 +450,7 @@ impl Fs {
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
-        let open = match self.opens.enter_if_open(id) {
-            Some(open) => open,
-            None => {
-                let backing = self.back(reply.as_ref().ok_or_else(gone)?, &old_file);
-                self.opens.enter(OpenNode::new(id, old_file, backing, None))
-            }
-        };
+        let open = self.enter(id, &old_file, reply)?;
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
