@@ -210,9 +210,13 @@ impl Opens {
 
     /// Waits until nobody has a node open, at most `wait`.
     pub(super) fn wait_closed(&self, id: NodeId, wait: Duration) {
+        self.wait_while(wait, |tables| tables.nodes.contains_key(&id));
+    }
+
+    fn wait_while(&self, wait: Duration, busy: impl Fn(&Tables) -> bool) {
         let deadline = Instant::now() + wait;
         let mut tables = self.tables.lock();
-        while tables.nodes.contains_key(&id) {
+        while busy(&tables) {
             if self.settled.wait_until(&mut tables, deadline).timed_out() {
                 return;
             }
@@ -293,25 +297,13 @@ impl Opens {
 
     /// Waits until nothing is being created under a name any more, at most `wait`.
     pub(super) fn wait_settled(&self, parent: NodeId, name: &[u8], wait: Duration) {
-        let deadline = Instant::now() + wait;
         let place = (parent, Box::from(name));
-        let mut tables = self.tables.lock();
-        while tables.creating.contains_key(&place) {
-            if self.settled.wait_until(&mut tables, deadline).timed_out() {
-                return;
-            }
-        }
+        self.wait_while(wait, |tables| tables.creating.contains_key(&place));
     }
 
     /// Waits until nothing replaces a node any more, at most `wait`.
     pub(super) fn wait_replaced(&self, id: NodeId, wait: Duration) {
-        let deadline = Instant::now() + wait;
-        let mut tables = self.tables.lock();
-        while tables.replacing.contains_key(&id) {
-            if self.settled.wait_until(&mut tables, deadline).timed_out() {
-                return;
-            }
-        }
+        self.wait_while(wait, |tables| tables.replacing.contains_key(&id));
     }
 
     /// Gives up everything that is still being written: the mount is going away.

@@ -130,11 +130,6 @@ impl Store {
         }
     }
 
-    /// Counts one more in-place writer of a value that is open for editing or was just published.
-    pub fn join_edit(&self, id: NodeId) -> Result<()> {
-        self.index.lock().add_writers(id, 1).map(drop)
-    }
-
     /// One in-place writer fewer; the last one settles length and usage. An orphan has nothing to settle.
     pub fn end_edit(&self, id: NodeId, file: &File) -> Result<()> {
         let (left, linked) = {
