@@ -142,8 +142,6 @@ pub struct StoreSettings {
     pub policy: PolicyName,
     /// What a publication promises.
     pub durability: Durability,
-    /// How long a mutation waits for a scope that is being removed.
-    pub fence_wait: Duration,
 }
 
 impl Default for StoreSettings {
@@ -157,7 +155,6 @@ impl Default for StoreSettings {
             },
             policy: PolicyName::Lru,
             durability: Durability::Rename,
-            fence_wait: Duration::from_secs(1),
         }
     }
 }
@@ -171,6 +168,8 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// Kernel passthrough.
     pub passthrough: Passthrough,
+    /// How long a mutation waits for a scope that is being removed.
+    pub fence_wait: Duration,
     /// Overrides every file's owner.
     pub uid: Option<u32>,
     /// Overrides every file's group.
@@ -189,6 +188,7 @@ impl Default for MountSettings {
             tenant: None,
             allow_other: false,
             passthrough: Passthrough::Auto,
+            fence_wait: Duration::from_secs(1),
             uid: None,
             gid: None,
             file_mode: None,

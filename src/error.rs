@@ -31,7 +31,7 @@ pub enum Kind {
     NoSpace,
     /// The tenant's quota cannot make room.
     TenantQuota,
-    /// The scope is still being removed.
+    /// The scope is still being removed. Nothing has happened: the same may be tried again.
     Busy,
     /// The write was admitted before a removal; its generation is gone.
     Stale,
@@ -53,6 +53,12 @@ pub enum Kind {
     Range,
     /// More symbolic links or handles than allowed.
     TooMany,
+    /// Not every path of a tenant is proven to be that tenant's: nothing of it is removed.
+    UnprovenOwnership,
+    /// There is no such tenant.
+    UnknownTenant,
+    /// The generation is older than the one that counts.
+    StaleGeneration,
     /// The disk failed: the operating system's errno.
     Io(i32),
 }
@@ -85,7 +91,7 @@ impl Error {
     /// The errno that a program sees.
     pub fn errno(&self) -> i32 {
         match self.kind {
-            Kind::NotFound => libc::ENOENT,
+            Kind::NotFound | Kind::UnknownTenant => libc::ENOENT,
             Kind::Exists => libc::EEXIST,
             Kind::NotEmpty => libc::ENOTEMPTY,
             Kind::IsDirectory => libc::EISDIR,
@@ -95,11 +101,11 @@ impl Error {
             Kind::NoSpace => libc::ENOSPC,
             Kind::TenantQuota => libc::EDQUOT,
             Kind::Busy | Kind::Locked => libc::EBUSY,
-            Kind::Stale => libc::ESTALE,
+            Kind::Stale | Kind::StaleGeneration => libc::ESTALE,
             Kind::CrossTenant => libc::EXDEV,
             Kind::NotPermitted => libc::EPERM,
             Kind::AccessDenied => libc::EACCES,
-            Kind::Unsupported => libc::EOPNOTSUPP,
+            Kind::Unsupported | Kind::UnprovenOwnership => libc::EOPNOTSUPP,
             Kind::Corrupt => libc::EIO,
             Kind::NoAttribute => libc::ENODATA,
             Kind::Range => libc::ERANGE,
@@ -108,9 +114,19 @@ impl Error {
         }
     }
 
-    /// The code word in control replies, for instance `"EINVAL"`.
-    pub fn code(&self) -> &'static str {
+    /// The errno's name, for instance `"EINVAL"`.
+    pub fn errno_name(&self) -> &'static str {
         errno_name(self.errno())
+    }
+
+    /// The code word in control replies: the errno's name, or one that says more.
+    pub fn code(&self) -> &'static str {
+        match self.kind {
+            Kind::UnprovenOwnership => "UNSUPPORTED_TENANT_LOCAL_CLEANUP",
+            Kind::UnknownTenant => "UNKNOWN_TENANT",
+            Kind::StaleGeneration => "STALE_GENERATION",
+            _ => self.errno_name(),
+        }
     }
 }
 

@@ -6,12 +6,15 @@
 //! |---|---|---|
 //! | 5 | `cli` | commands for people; the only layer that prints |
 //! | 4 | `fuse` | the mount: close-to-open over the store, virtual files |
-//! | 3 | `control` | the control file's language: lines in, JSON replies out |
-//! | 2 | `store` | the engine: records, index, quota, eviction, fence, recovery |
-//! | 1 | `os`, `format` | confined system calls; the bytes on disk |
-//! | 0 | `key`, `error`, `config` | values that can only be made valid |
+//! | 3 | `control` | the control file's language, and the agent that carries removals out |
+//! | 2 | `store` | the engine: records, index, quota, eviction, fence, removal, recovery |
+//! | 1 | `os`, `format`, `ledger` | confined system calls; the bytes on disk; the removal protocol |
+//! | 0 | `key`, `scope`, `error`, `config`, `step` | values that can only be made valid; named steps |
 //!
 //! ARCHITECTURE.md has the data flow and the invariants.
+
+#[macro_use]
+mod step;
 
 pub mod cli;
 pub mod config;
@@ -20,7 +23,9 @@ pub mod error;
 pub mod format;
 pub mod fuse;
 pub mod key;
+pub mod ledger;
 pub mod os;
+pub mod scope;
 pub mod store;
 #[cfg(test)]
 mod tidy;

@@ -12,7 +12,8 @@ const UNSAFE_ALLOWED: [&str; 0] = [];
 /// Names that say nothing of what is inside.
 const EMPTY_NAMES: [&str; 6] = ["util", "utils", "common", "helpers", "manager", "handler"];
 /// What modules of the lowest layer may take from each other: there is nothing below them.
-const WITHIN_LOWEST: [(&str, &str); 3] = [("key", "error"), ("config", "error"), ("config", "key")];
+const WITHIN_LOWEST: [(&str, &str); 5] =
+    [("key", "error"), ("config", "error"), ("config", "key"), ("scope", "key"), ("step", "error")];
 
 fn src() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")

@@ -202,7 +202,7 @@ mod tests {
         let store = args.store_settings().unwrap();
         let mount = args.mount_settings(false);
         assert_eq!(store.quota.size_bytes, Some(10 << 30));
-        assert_eq!(store.fence_wait.as_secs(), 2);
+        assert_eq!(mount.fence_wait.as_secs(), 2);
         assert_eq!(mount.tenant.unwrap().as_str(), "a");
         assert_eq!((mount.file_mode, mount.dir_mode), (Some(0o640), Some(0o750)));
         assert!(mount.allow_other);

@@ -145,12 +145,7 @@ impl MountArgs {
 
     /// The settings of the store.
     pub(super) fn store_settings(&self) -> Result<StoreSettings> {
-        Ok(StoreSettings {
-            quota: self.quota()?,
-            policy: self.evict,
-            durability: self.durability,
-            fence_wait: self.fence_wait,
-        })
+        Ok(StoreSettings { quota: self.quota()?, policy: self.evict, durability: self.durability })
     }
 
     /// The settings of the mount; others may enter by default where `root` mounts.
@@ -159,6 +154,7 @@ impl MountArgs {
             tenant: self.tenant.clone(),
             allow_other: self.allow_other || (root && !self.no_allow_other),
             passthrough: self.passthrough,
+            fence_wait: self.fence_wait,
             uid: self.uid,
             gid: self.gid,
             file_mode: self.file_mode,

@@ -4,9 +4,9 @@
 //! guesses would turn a typing error into a removal. Parsing touches nothing and knows no store.
 
 use crate::config::parse_size;
-use crate::control::scope::{Mode, Scope};
 use crate::error::{Error, Kind, Result};
 use crate::key::Tenant;
+use crate::scope::{Mode, Scope};
 
 /// Longest line, in bytes, its newline not counted.
 pub const MAX_LINE_BYTES: usize = 4096;

@@ -4,4 +4,3 @@ pub mod command;
 pub mod execute;
 pub mod reply;
 pub mod report;
-pub mod scope;

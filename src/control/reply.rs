@@ -6,48 +6,17 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// Code words that say more than an errno's name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
-    /// Only a global removal can be asked of this store.
-    UnsupportedTenantLocalCleanup,
-    /// No such tenant.
-    UnknownTenant,
-    /// The generation is older than the one that counts.
-    StaleGeneration,
-}
-
-impl Code {
-    /// The word as programs match it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Code::UnsupportedTenantLocalCleanup => "UNSUPPORTED_TENANT_LOCAL_CLEANUP",
-            Code::UnknownTenant => "UNKNOWN_TENANT",
-            Code::StaleGeneration => "STALE_GENERATION",
-        }
-    }
-}
-
 /// `{"ok":true,...}` and a newline: a command was done, and these are its answers. A member `ok` in `fields` is
 /// left out.
 pub fn ok(fields: &Map<String, Value>) -> String {
     line(true, fields.iter().map(|(name, value)| (name.as_str(), value)))
 }
 
-/// `{"ok":false,...}` and a newline: why a command was not done. The code is the errno's name.
+/// `{"ok":false,...}` and a newline: why a command was not done.
 pub fn failure(error: &Error) -> String {
-    failure_line(error, error.code())
-}
-
-/// As [`failure`], with a code that is more specific.
-pub fn failure_with(error: &Error, code: Code) -> String {
-    failure_line(error, code.word())
-}
-
-fn failure_line(error: &Error, code: &str) -> String {
     let fields = [
-        ("error", Value::from(error.code())),
-        ("code", Value::from(code)),
+        ("error", Value::from(error.errno_name())),
+        ("code", Value::from(error.code())),
         ("message", Value::from(error.to_string())),
     ];
     line(false, fields.iter().map(|(name, value)| (*name, value)))
@@ -101,12 +70,13 @@ mod tests {
 
     #[test]
     fn a_code_can_say_more() {
-        let reply = failure_with(&Error::new(Kind::NotFound, "no tenant t"), Code::UnknownTenant);
+        let reply = failure(&Error::new(Kind::UnknownTenant, "no tenant t"));
         assert_eq!(
             reply,
             "{\"ok\":false,\"error\":\"ENOENT\",\"code\":\"UNKNOWN_TENANT\",\"message\":\"no tenant t\"}\n"
         );
-        assert_eq!(Code::StaleGeneration.word(), "STALE_GENERATION");
-        assert_eq!(Code::UnsupportedTenantLocalCleanup.word(), "UNSUPPORTED_TENANT_LOCAL_CLEANUP");
+        let code = |kind| Error::new(kind, "").code();
+        assert_eq!(code(Kind::StaleGeneration), "STALE_GENERATION");
+        assert_eq!(code(Kind::UnprovenOwnership), "UNSUPPORTED_TENANT_LOCAL_CLEANUP");
     }
 }

@@ -96,10 +96,15 @@ pub(super) fn start_events(fs: &Arc<super::Fs>, notifier: Notifier) -> Result<()
     let events = fs.store.subscribe();
     let fs = Arc::downgrade(fs);
     thread("fencefs-events", move || {
-        while let Ok(Event::Gone { parent, name, .. }) = events.recv() {
+        while let Ok(event) = events.recv() {
             let Some(fs) = fs.upgrade() else { return };
-            fs.listing_changed(parent);
-            forget_entry(&notifier, fs.ino(parent), &name);
+            match event {
+                Event::Gone { parent, name, .. } => {
+                    fs.listing_changed(parent);
+                    forget_entry(&notifier, fs.ino(parent), &name);
+                }
+                Event::Emptied { .. } | Event::Opened => {}
+            }
         }
     })
 }

@@ -104,7 +104,7 @@ impl Store {
     /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
     pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
         match self.open_record(&home, &place, true)? {
             Found::Record(file, attr, mut record) => {
@@ -189,7 +189,7 @@ impl Store {
             return self.set_dir_attr(id, set);
         }
         let (home, place) = self.place_of(id)?;
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let opened = self.open_or_forget(&home, &place, id, false)?;
         let (file, _) = opened.ok_or_else(|| absent(&place.key))?;
@@ -226,7 +226,7 @@ impl Store {
     /// The record file of a directory; an implied directory gets one.
     pub(super) fn directory_record(&self, id: NodeId) -> Result<File> {
         let (home, place) = self.place_of(id)?;
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         if let Found::Record(file, _, _) = self.open_record(&home, &place, false)? {
             return Ok(file);
@@ -286,7 +286,7 @@ impl Store {
         if place.kind == RecordKind::Directory {
             return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));
         }
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {
             return Err(absent(&place.key));

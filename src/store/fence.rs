@@ -1,11 +1,10 @@
 //! The fence of one tenant: who may mutate it, and under which epoch.
 //!
-//! A mutation holds a [`Lease`] through its commit point. A removal closes the fence, which waits for the leases in
-//! progress (milliseconds), and opens it under the next epoch. A write that was admitted under an older epoch gets no
-//! lease any more: its generation is gone.
+//! A mutation holds a [`Lease`] through its commit point. A removal closes the fence towards the epoch that will
+//! follow, which waits for the leases in progress (milliseconds), and opens it under that epoch. Nothing waits for a
+//! fence to open: who is refused with [`Kind::Busy`] may come back, and one with [`Kind::Stale`] need not.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -15,8 +14,17 @@ use crate::key::Epoch;
 #[derive(Debug)]
 struct State {
     epoch: Epoch,
-    closed: bool,
+    door: Door,
     leases: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Open,
+    /// For a moment; nothing is removed.
+    Held,
+    /// A removal is under way, after which this is the epoch.
+    Closed(Epoch),
 }
 
 /// Admission to a tenant's mutations.
@@ -31,57 +39,115 @@ pub struct Fence {
 #[must_use = "a mutation holds its lease through the commit"]
 pub struct Lease(Arc<Fence>);
 
+fn stale(admitted: Epoch, now: Epoch) -> Error {
+    Error::new(
+        Kind::Stale,
+        format!("this write was admitted under epoch {admitted}, the tenant has gone on to {now}"),
+    )
+}
+
+fn busy() -> Error {
+    Error::new(Kind::Busy, "the tenant is being removed; try again")
+}
+
 impl Fence {
     /// An open fence.
     pub fn new(epoch: Epoch) -> Arc<Fence> {
         Arc::new(Fence {
-            state: Mutex::new(State { epoch, closed: false, leases: 0 }),
+            state: Mutex::new(State { epoch, door: Door::Open, leases: 0 }),
             changed: Condvar::new(),
         })
     }
 
-    /// The epoch that a new write is admitted under. Does not wait.
+    /// The epoch that a new write is admitted under.
     pub fn epoch(&self) -> Epoch {
         self.state.lock().epoch
     }
 
-    /// A lease to commit a mutation that was admitted under `epoch`. Waits up to `wait` while the scope is being
-    /// removed, then [`Kind::Busy`]; [`Kind::Stale`] once the epoch has moved on.
-    pub fn lease(self: &Arc<Self>, epoch: Epoch, wait: Duration) -> Result<Lease> {
-        let deadline = Instant::now() + wait;
-        let mut state = self.state.lock();
-        loop {
-            if state.epoch != epoch {
-                return Err(Error::new(
-                    Kind::Stale,
-                    format!("this write was admitted under epoch {epoch}, the tenant is at {}", state.epoch),
-                ));
-            }
-            if !state.closed {
-                state.leases += 1;
-                return Ok(Lease(Arc::clone(self)));
-            }
-            if self.changed.wait_until(&mut state, deadline).timed_out() && state.closed {
-                return Err(Error::new(Kind::Busy, "the tenant is being removed; try again"));
-            }
+    /// The epoch that follows the removal under way, if one is.
+    pub fn closed_towards(&self) -> Option<Epoch> {
+        match self.state.lock().door {
+            Door::Closed(next) => Some(next),
+            Door::Open | Door::Held => None,
         }
     }
 
-    /// Closes the fence and waits for every lease in progress.
-    pub fn close(&self) {
+    /// A lease for a mutation that begins now, of what stands under `epoch`. [`Kind::Busy`] while the fence is closed,
+    /// [`Kind::Stale`] once the epoch has moved on.
+    pub fn enter(self: &Arc<Self>, epoch: Epoch) -> Result<Lease> {
         let mut state = self.state.lock();
-        state.closed = true;
+        if state.epoch != epoch {
+            return Err(stale(epoch, state.epoch));
+        }
+        if state.door != Door::Open {
+            return Err(busy());
+        }
+        state.leases += 1;
+        Ok(Lease(Arc::clone(self)))
+    }
+
+    /// A lease to commit what was admitted under `epoch` earlier. [`Kind::Stale`] as soon as a removal has closed the
+    /// fence: what it admitted before is cancelled.
+    pub fn commit(self: &Arc<Self>, epoch: Epoch) -> Result<Lease> {
+        self.admits(epoch)?;
+        self.enter(epoch)
+    }
+
+    /// Whether what was admitted under `epoch` may still become anything: else [`Kind::Stale`].
+    pub fn admits(&self, epoch: Epoch) -> Result<()> {
+        let state = self.state.lock();
+        match state.door {
+            Door::Closed(next) if epoch < next => Err(stale(epoch, next)),
+            _ if state.epoch != epoch => Err(stale(epoch, state.epoch)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Closes the fence for a removal after which the epoch is `next`; closed already, it stays so, with the later of
+    /// the two. Refuses new leases from now on; does not wait for those in progress.
+    pub fn close(&self, next: Epoch) {
+        let mut state = self.state.lock();
+        state.door = match state.door {
+            Door::Closed(other) => Door::Closed(next.max(other)),
+            Door::Open | Door::Held => Door::Closed(next),
+        };
+    }
+
+    /// Waits for every lease in progress.
+    pub fn drain(&self) {
+        let mut state = self.state.lock();
         while state.leases > 0 {
             self.changed.wait(&mut state);
         }
     }
 
-    /// Opens the fence under `epoch`, which never goes back.
+    /// Holds an open fence closed for a moment; waits for every lease in progress. [`Kind::Busy`] where it is not open.
+    pub fn hold(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.door != Door::Open {
+            return Err(busy());
+        }
+        state.door = Door::Held;
+        drop(state);
+        self.drain();
+        Ok(())
+    }
+
+    /// Ends [`Fence::hold`], unless a removal has closed the fence meanwhile.
+    pub fn unhold(&self) {
+        let mut state = self.state.lock();
+        if state.door == Door::Held {
+            state.door = Door::Open;
+        }
+    }
+
+    /// Opens the fence under `epoch`, which never goes back. A fence that is closed towards a later epoch stays closed.
     pub fn open(&self, epoch: Epoch) {
         let mut state = self.state.lock();
         state.epoch = state.epoch.max(epoch);
-        state.closed = false;
-        self.changed.notify_all();
+        if !matches!(state.door, Door::Closed(next) if next > state.epoch) {
+            state.door = Door::Open;
+        }
     }
 }
 
@@ -100,35 +166,46 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    const NO_WAIT: Duration = Duration::ZERO;
-
     #[test]
     fn a_closed_fence_is_busy_and_an_old_epoch_is_stale() {
         let fence = Fence::new(Epoch(0));
-        drop(fence.lease(Epoch(0), NO_WAIT).unwrap());
-        fence.close();
-        assert_eq!(fence.lease(Epoch(0), NO_WAIT).unwrap_err().kind(), Kind::Busy);
+        drop(fence.enter(Epoch(0)).unwrap());
+        fence.close(Epoch(4));
+        assert_eq!(fence.enter(Epoch(0)).unwrap_err().kind(), Kind::Busy);
         fence.open(Epoch(4));
-        assert_eq!(fence.lease(Epoch(0), NO_WAIT).unwrap_err().kind(), Kind::Stale);
-        drop(fence.lease(Epoch(4), NO_WAIT).unwrap());
+        assert_eq!(fence.enter(Epoch(0)).unwrap_err().kind(), Kind::Stale);
+        drop(fence.enter(Epoch(4)).unwrap());
         fence.open(Epoch(2));
         assert_eq!(fence.epoch(), Epoch(4));
     }
 
     #[test]
-    fn closing_waits_for_the_leases_in_progress() {
+    fn what_was_admitted_before_is_cancelled_as_soon_as_a_removal_closes() {
         let fence = Fence::new(Epoch(0));
-        let lease = fence.lease(Epoch(0), NO_WAIT).unwrap();
+        fence.hold().unwrap();
+        assert_eq!(fence.commit(Epoch(0)).unwrap_err().kind(), Kind::Busy, "nothing is removed");
+        fence.unhold();
+        drop(fence.commit(Epoch(0)).unwrap());
+        fence.close(Epoch(1));
+        assert_eq!(fence.commit(Epoch(0)).unwrap_err().kind(), Kind::Stale);
+        assert_eq!(fence.admits(Epoch(0)).unwrap_err().kind(), Kind::Stale);
+    }
+
+    #[test]
+    fn draining_waits_for_the_leases_in_progress() {
+        let fence = Fence::new(Epoch(0));
+        let lease = fence.enter(Epoch(0)).unwrap();
         let (tell, told) = mpsc::channel();
         let closer = std::thread::spawn({
             let fence = Arc::clone(&fence);
             move || {
-                fence.close();
+                fence.close(Epoch(1));
+                fence.drain();
                 tell.send(()).unwrap();
             }
         });
         // The closer shows itself by refusing new leases; it cannot have returned while ours is held.
-        while fence.lease(Epoch(0), NO_WAIT).is_ok() {
+        while fence.enter(Epoch(0)).is_ok() {
             std::thread::yield_now();
         }
         assert!(told.try_recv().is_err());
@@ -138,14 +215,24 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_that_was_admitted_before_is_refused_when_the_epoch_moves() {
+    fn a_later_removal_keeps_the_fence_closed() {
         let fence = Fence::new(Epoch(0));
-        fence.close();
-        let waiter = std::thread::spawn({
-            let fence = Arc::clone(&fence);
-            move || fence.lease(Epoch(0), Duration::from_secs(60)).map(drop)
-        });
-        fence.open(Epoch(1));
-        assert_eq!(waiter.join().unwrap().unwrap_err().kind(), Kind::Stale);
+        fence.close(Epoch(3));
+        fence.close(Epoch(5));
+        fence.close(Epoch(4));
+        fence.open(Epoch(3));
+        assert_eq!(fence.closed_towards(), Some(Epoch(5)));
+        assert_eq!(fence.hold().unwrap_err().kind(), Kind::Busy);
+        fence.open(Epoch(5));
+        drop(fence.enter(Epoch(5)).unwrap());
+    }
+
+    #[test]
+    fn a_removal_that_finds_the_fence_held_closes_it() {
+        let fence = Fence::new(Epoch(0));
+        fence.hold().unwrap();
+        fence.close(Epoch(1));
+        fence.unhold();
+        assert_eq!(fence.enter(Epoch(0)).unwrap_err().kind(), Kind::Busy);
     }
 }

@@ -18,13 +18,6 @@ use crate::format::superblock::Superblock;
 use crate::os::{self, Dir, RenameHow, XattrMode};
 use object::Place;
 
-/// A named step: where tests with the feature `failpoints` inject an error, stop or stall.
-macro_rules! step {
-    ($name:literal) => {
-        fail::fail_point!($name, |_| Err($crate::store::injected($name)))
-    };
-}
-
 pub mod edit;
 pub mod evict;
 pub mod fence;
@@ -60,6 +53,20 @@ pub enum Event {
         /// The node that it was.
         node: NodeId,
     },
+    /// A removal took everything below a tenant's directory. It goes on when `forgotten` is dropped: by then nobody may
+    /// believe any more that one of the nodes exists.
+    Emptied {
+        /// The tenant's directory, which stays.
+        directory: NodeId,
+        /// Its name in the root.
+        name: Box<[u8]>,
+        /// The nodes below it that somebody still refers to.
+        known: Vec<NodeId>,
+        /// Dropped when all is forgotten.
+        forgotten: mpsc::Sender<()>,
+    },
+    /// A fence opened: whoever was refused with [`Kind::Busy`] may come back.
+    Opened,
 }
 
 /// Locks by key: whoever moves, opens or removes a record holds its lock, so that a name and a file agree. A value and
@@ -328,10 +335,4 @@ fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {
         _ => e,
     })?;
     os::xattr_remove(data, "user.fencefs.probe").map(drop)
-}
-
-/// The error that a fail point stands for.
-#[cfg(feature = "failpoints")]
-fn injected(step: &'static str) -> Error {
-    Error::os(format!("injected at {step}"), std::io::Error::from_raw_os_error(libc::EIO))
 }

@@ -244,7 +244,7 @@ impl Store {
         if place.kind == RecordKind::Directory {
             return Err(Error::new(Kind::IsDirectory, format!("{} is a directory", place.key)));
         }
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let _key = self.keys.lock(&place);
         if self.child(parent, name) != Some(id) {
             return Err(absent(&place.key));
@@ -261,7 +261,7 @@ impl Store {
         }
         let id = self.child(parent, name).ok_or_else(|| Error::new(Kind::NotFound, "no such directory"))?;
         let (home, place) = self.place_of(id)?;
-        let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let _key = self.keys.lock(&place);
         let (attr, blocks) = {
             // From here on nothing can be linked into it: the index has no such directory any more.
@@ -298,7 +298,7 @@ impl Store {
             let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
             let (home, old) = self.place_of(id)?;
             let (target, new) = self.rename_target(&home, id, to, old.kind)?;
-            let _lease = home.fence.lease(home.epoch, self.settings.fence_wait)?;
+            let _lease = home.fence.enter(home.epoch)?;
             let _keys = self.keys.lock_two(&old, &new);
             // Somebody was faster at one of the two names: look again.
             if self.child(from.0, from.1) == Some(id) && self.child(to.0, to.1) == target {

@@ -221,7 +221,7 @@ impl Store {
 
     fn evict_unless_changed(&self, id: NodeId) -> Result<Option<u64>> {
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
-        let _lease = home.fence.lease(home.epoch, std::time::Duration::ZERO)?;
+        let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
         if !self.index.lock().linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) {
             return Ok(None);

@@ -126,7 +126,7 @@ impl Store {
             }
             (node, Arc::clone(&index.tenant_of(node)?.home))
         };
-        home.fence.close();
+        home.fence.hold()?;
         let emptied = self.index.lock().dir(node).map(|d| d.children.is_empty());
         let result = match emptied {
             Ok(true) => self.drop_tenant_dirs(&home).and_then(|()| {
@@ -137,8 +137,11 @@ impl Store {
             Ok(false) => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
             Err(e) => Err(e),
         };
-        // A writer that was admitted before finds its epoch gone, not merely closed.
-        home.fence.open(if result.is_ok() { Epoch(u64::MAX) } else { home.epoch });
+        match &result {
+            // A writer that was admitted before finds its epoch gone, not merely closed.
+            Ok(()) => home.fence.open(Epoch(u64::MAX)),
+            Err(_) => home.fence.unhold(),
+        }
         result
     }
 

@@ -44,7 +44,8 @@ pub struct Staged {
     home: Arc<Home>,
     node: NodeId,
     kind: RecordKind,
-    epoch: Epoch,
+    /// The epoch that its writer was told, where it named one.
+    expected: Option<Epoch>,
     progress: Progress,
     /// Set with `user.fencefs.pin` before publication.
     pub pinned: bool,
@@ -75,12 +76,18 @@ impl Staged {
 
     /// The epoch that the write was admitted under.
     pub fn epoch(&self) -> Epoch {
-        self.epoch
+        self.expected.unwrap_or(self.home.epoch)
     }
 
     /// Publication is to happen under this epoch, or not at all.
     pub fn expect_epoch(&mut self, epoch: Epoch) {
-        self.epoch = epoch;
+        self.expected = Some(epoch);
+    }
+
+    /// [`Kind::Stale`] once the value can never be published, since its generation is gone.
+    pub fn admitted(&self) -> Result<()> {
+        self.home.fence.admits(self.epoch())?;
+        self.home.fence.admits(self.home.epoch)
     }
 
     /// The value can never be published whole: its close fails with [`Kind::NoSpace`].
@@ -132,6 +139,8 @@ impl Store {
             }
             Arc::clone(&index.tenant_of(parent)?.home)
         };
+        // Through the creation, so that a removal finds every file that it must give up.
+        let _lease = home.fence.enter(home.epoch)?;
         let n = self.next_serial();
         let staged_name = format!("{}.{n}", Digest::of(&home.tenant, name, kind));
         step!("stage.create");
@@ -154,14 +163,13 @@ impl Store {
         if kind == RecordKind::File {
             self.watch_staged(&staged_name, &file, &doomed);
         }
-        let epoch = home.fence.epoch();
         Ok(Staged {
             file,
             name: staged_name,
             home,
             node,
             kind,
-            epoch,
+            expected: None,
             progress: Progress::Staged,
             pinned: false,
             store: Arc::clone(self),
@@ -179,7 +187,8 @@ impl Store {
             return Ok(None);
         }
         let home = Arc::clone(&staged.home);
-        let _lease = home.fence.lease(staged.epoch, self.settings.fence_wait)?;
+        staged.admitted()?;
+        let _lease = home.fence.commit(home.epoch)?;
         let (key, old) = self.standing(staged)?;
         let place = Place::new(&home, key, staged.kind);
         if staged.is_doomed() {
