@@ -2,5 +2,6 @@
 
 pub mod command;
 pub mod execute;
+pub mod removals;
 pub mod reply;
 pub mod report;
