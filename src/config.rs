@@ -222,6 +222,20 @@ pub mod limits {
     pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
+    /// Removals of different tenants that run at once.
+    pub const REMOVALS_AT_ONCE: usize = 8;
+    /// Pause after the first failed attempt at a removal; each further one doubles it.
+    pub const FIRST_RETRY: Duration = Duration::from_millis(100);
+    /// Longest pause between attempts at a removal.
+    pub const LAST_RETRY: Duration = Duration::from_secs(30);
+    /// Pause after the ledger could not be asked.
+    pub const LEDGER_RETRY: Duration = Duration::from_secs(1);
+    /// Threads that a removal deletes with, at most.
+    pub const REMOVAL_THREADS: usize = 2;
+    /// Names that a removal takes out of the index before others get at it.
+    pub const HIDDEN_AT_ONCE: usize = 256;
+    /// How long a removal waits for kernels to forget what it took.
+    pub const FORGET_WAIT: Duration = Duration::from_secs(5);
     /// How long a look-up waits for a value whose last close is on its way.
     pub const SETTLE_WAIT: Duration = Duration::from_millis(10);
 }

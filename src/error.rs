@@ -83,6 +83,12 @@ impl Error {
         Error { kind, context: context.into(), source: Some(source) }
     }
 
+    /// The same error, said of something.
+    #[must_use]
+    pub fn context(self, what: impl fmt::Display) -> Self {
+        Error { context: format!("{what}: {}", self.context).into(), ..self }
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -14,6 +14,7 @@ use crate::error::{Error, Kind, Result};
 mod argv;
 mod control_client;
 mod daemon;
+mod forget;
 mod holders;
 mod mount;
 mod mount_args;
@@ -24,6 +25,8 @@ mod path;
 mod pin;
 mod progress;
 mod quota;
+mod remove_all;
+mod requests;
 mod status;
 mod umount;
 
@@ -40,10 +43,13 @@ enum Command {
     Mount(mount_args::MountArgs),
     Umount(umount::UmountArgs),
     Status(status::StatusArgs),
+    RemoveAll(remove_all::RemoveAllArgs),
+    Requests(requests::RequestsArgs),
     Quota(quota::QuotaArgs),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
     Path(path::PathArgs),
+    Forget(forget::ForgetArgs),
 }
 
 /// Parses the command line and runs it.
@@ -113,10 +119,13 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Mount(args) => mount::run(&args, &parsed.daemon_argv),
         Command::Umount(args) => umount::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::RemoveAll(args) => remove_all::run(&args),
+        Command::Requests(args) => requests::run(&args),
         Command::Quota(args) => quota::run(&args),
         Command::Pin(args) => pin::run(&args.files, true),
         Command::Unpin(args) => pin::run(&args.files, false),
         Command::Path(args) => path::run(&args),
+        Command::Forget(args) => forget::run(&args),
     }
 }
 
@@ -180,6 +189,13 @@ mod tests {
             &["mount", "/s", "/m", "-o", "allow_other=1"],
             &["umount"],
             &["quota", "/m", "lots"],
+            &["remove-all", "/m"],
+            &["remove-all", "/m", "--global", "--tenant", "a"],
+            &["remove-all", "/m", "--global", "--logical"],
+            &["remove-all", "/m", "--tenant", "../a"],
+            &["remove-all", "/m", "--tenant", "a", "--timeout", "5"],
+            &["forget", "/m"],
+            &["forget", "/m", "--storage", "it"],
             &["path", "/s", "key"],
             &["pin"],
             &["nonsense"],

@@ -15,9 +15,9 @@ use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
 use super::{mountinfo, progress};
+use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{Mount, Stopper};
-use crate::store::Store;
 
 /// How long a store may stay locked that is mounted nowhere: its last daemon is closing it.
 const CLOSING_WAIT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
 
-    let store = match &mut ready {
+    let removals = match &mut ready {
         Some(ready) => open(&place, args, &mut |phase, count| ready.progress(phase, count))?,
         None => {
             let mut shown = progress::Progress::new();
@@ -63,15 +63,15 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
         }
     };
     let in_background = ready.is_some();
-    let served = mount_and_run(&place, args, &store, ready, log_file, in_background);
-    let closed = store.close();
+    let served = mount_and_run(&place, args, &removals, ready, log_file, in_background);
+    let closed = removals.close();
     served.and(closed)
 }
 
 fn mount_and_run(
     place: &Place,
     args: &MountArgs,
-    store: &Arc<Store>,
+    removals: &Arc<Removals>,
     ready: Option<&mut Ready>,
     log_file: Option<File>,
     in_background: bool,
@@ -81,7 +81,7 @@ fn mount_and_run(
         .map_err(|e| Error::os("cannot install signal handlers", e))?;
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
-    let mount = Mount::new(Arc::clone(store), &place.mountpoint, &settings)?;
+    let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings)?;
     let end = mount.stopper();
     let ending = end.clone();
     let stopper = std::thread::Builder::new()
@@ -120,11 +120,11 @@ fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
 }
 
 /// Opens the store. One that is locked, yet mounted nowhere, is being closed by its last daemon: wait for that.
-fn open(place: &Place, args: &MountArgs, progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Store>> {
+fn open(place: &Place, args: &MountArgs, progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Removals>> {
     let settings = args.store_settings()?;
     let deadline = Instant::now() + CLOSING_WAIT;
     loop {
-        let locked = match Store::open(&place.store, &settings, progress) {
+        let locked = match Removals::open(&place.store, &settings, progress) {
             Err(e) if e.kind() == Kind::Locked => e,
             other => return other,
         };

@@ -1,59 +1,30 @@
 //! Carrying a command out.
 
 use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
-use super::command::{Command, QuotaValue};
+use super::command::{Command, QuotaValue, Request as Named};
+use super::permission::{self, Asker};
+use super::removals::Removals;
 use super::report::{self, MountFacts};
 use crate::error::{Error, Kind, Result};
 use crate::key::Tenant;
+use crate::ledger::{Request, RequestName};
+use crate::scope::Generation;
 use crate::store::Store;
-
-/// Who asks, and through which control file.
-#[derive(Debug, Clone)]
-pub struct Asker {
-    /// User.
-    pub uid: u32,
-    /// The user that the daemon runs as, who may do everything.
-    pub daemon_uid: u32,
-    /// The tenant whose control file it is; `None` for the one at the root of the mount.
-    pub tenant: Option<Tenant>,
-}
-
-impl Asker {
-    fn must_administer(&self) -> Result<()> {
-        if self.uid == 0 || self.uid == self.daemon_uid {
-            Ok(())
-        } else {
-            Err(Error::new(
-                Kind::AccessDenied,
-                format!("user {} may not change this store's settings", self.uid),
-            ))
-        }
-    }
-
-    /// The tenant that a command means: the one named, which must be the control file's own where that is one.
-    fn tenant<'a>(&'a self, named: Option<&'a Tenant>) -> Result<Option<&'a Tenant>> {
-        match (&self.tenant, named) {
-            (Some(own), Some(named)) if own != named => {
-                Err(Error::new(Kind::AccessDenied, format!("this control file is of tenant {own} alone")))
-            }
-            (Some(own), _) => Ok(Some(own)),
-            (None, named) => Ok(named),
-        }
-    }
-}
 
 /// Does what a command says; the fields of the reply.
 pub fn execute(
-    store: &Store,
+    removals: &Removals,
     facts: MountFacts,
     asker: &Asker,
     command: &Command,
 ) -> Result<Map<String, Value>> {
+    let store = removals.store();
     match command {
-        Command::Status => Ok(report::status(store, facts, asker.tenant.as_ref())),
+        Command::Status => Ok(report::status(removals, facts, asker.tenant.as_ref())),
         Command::Tenants => {
-            let status = report::status(store, facts, asker.tenant.as_ref());
+            let status = report::status(removals, facts, asker.tenant.as_ref());
             Ok(status.into_iter().filter(|(name, _)| name == "tenants").collect())
         }
         Command::Epoch { tenant } => {
@@ -74,16 +45,74 @@ pub fn execute(
             let (used, keys, quota) = store.usage(None);
             Ok(fields([("used_bytes", json!(used)), ("keys", json!(keys)), ("quota_bytes", json!(quota))]))
         }
-        Command::RemoveAll { .. }
-        | Command::Query { .. }
-        | Command::Retry { .. }
-        | Command::Requests
-        | Command::Poll { .. }
-        | Command::Ack { .. }
-        | Command::Forget { .. } => {
-            Err(Error::new(Kind::Unsupported, "this version does not carry out acknowledged removals yet"))
+        Command::RemoveAll { scope, mode, id } => {
+            permission::may_remove(store, asker, scope)?;
+            removals.submit(scope, *mode, id.as_deref()).map(|s| report::request(&s.request))
+        }
+        Command::Query { request } => query(removals, asker, request),
+        Command::Retry { generation } => retry(removals, asker, *generation),
+        Command::Requests => {
+            let mut requests = removals.requests()?;
+            requests.retain(|r| asker.may_see(&r.scope));
+            Ok(fields([("requests", requests.iter().map(report::request).collect())]))
+        }
+        Command::Poll { storage } => {
+            let mut pending = removals.poll(storage_id(storage)?)?;
+            pending.retain(|p| asker.may_see(&p.scope));
+            Ok(fields([
+                ("storage", json!(storage)),
+                ("pending", pending.iter().map(report::pending).collect()),
+            ]))
+        }
+        Command::Ack { storage, generation, scope } => {
+            asker.must_administer()?;
+            removals.ack(storage_id(storage)?, scope, Generation(*generation))?;
+            removals.request(&RequestName::Generation(Generation(*generation))).map(|r| report::request(&r))
+        }
+        Command::Forget { storage } => {
+            asker.must_administer()?;
+            removals.forget(storage_id(storage)?)?;
+            Ok(fields([("storage", json!(storage))]))
         }
     }
+}
+
+/// The request that a command names, where it may be seen through this control file.
+fn visible(removals: &Removals, asker: &Asker, name: &RequestName) -> Result<Request> {
+    let request = removals.request(name)?;
+    if asker.may_see(&request.scope) {
+        Ok(request)
+    } else {
+        Err(Error::new(Kind::NotFound, "there is no such request of this tenant"))
+    }
+}
+
+fn query(removals: &Removals, asker: &Asker, named: &Named) -> Result<Map<String, Value>> {
+    let name = match named {
+        Named::Generation(number) => RequestName::Generation(Generation(*number)),
+        Named::Id(id) => RequestName::Id(id.clone()),
+    };
+    let request = visible(removals, asker, &name)?;
+    let mut reply = report::request(&request);
+    reply.insert("deleted_records".into(), json!(removals.deleted_records(&request)));
+    Ok(reply)
+}
+
+fn retry(removals: &Removals, asker: &Asker, generation: Option<u64>) -> Result<Map<String, Value>> {
+    let Some(generation) = generation.map(Generation) else {
+        asker.must_administer()?;
+        removals.retry(None)?;
+        return Ok(Map::new());
+    };
+    let name = RequestName::Generation(generation);
+    permission::may_remove(removals.store(), asker, &visible(removals, asker, &name)?.scope)?;
+    removals.retry(Some(generation))?;
+    removals.request(&name).map(|r| report::request(&r))
+}
+
+fn storage_id(text: &str) -> Result<Uuid> {
+    Uuid::parse_str(text)
+        .map_err(|e| Error::new(Kind::Invalid, format!("storage={text} is no storage identity ({e})")))
 }
 
 fn quota(

@@ -1,7 +1,9 @@
 //! The control file's language: lines in, JSON replies out. It knows the store, and nothing of FUSE.
 
+mod agent;
 pub mod command;
 pub mod execute;
+pub mod permission;
 pub mod removals;
 pub mod reply;
 pub mod report;

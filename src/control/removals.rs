@@ -1,42 +1,181 @@
-//! Removals as the control file asks for them: submission, state, and the agent that carries them out.
+//! Removals as the control file asks for them, and as they stand: the ledger's word with what this storage knows of
+//! itself on top.
 
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 
-use crate::error::{Error, Kind, Result};
-use crate::ledger::{Request, RequestName, Submitted};
-use crate::scope::{Generation, Mode, Scope};
-use crate::store::Store;
+use uuid::Uuid;
 
-/// The removals of one open store.
+use super::agent::Agent;
+use crate::config::StoreSettings;
+use crate::error::{Error, Kind, Result};
+use crate::ledger::{Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
+use crate::scope::{Generation, Mode, Scope};
+use crate::store::{Store, StoreRoot};
+
+/// An open store and its removals.
 #[derive(Debug)]
 pub struct Removals {
     store: Arc<Store>,
+    ledger: Arc<dyn Ledger>,
+    agent: Arc<Agent>,
 }
 
 impl Removals {
-    /// Begins to carry out what is pending.
-    pub fn start(store: Arc<Store>) -> Result<Arc<Removals>> {
-        Ok(Arc::new(Removals { store }))
+    /// Opens (creates, locks, recovers) the store at `root`, and begins to carry out what is pending. `progress` is
+    /// called with a phase and a count.
+    pub fn open(
+        root: &Path,
+        settings: &StoreSettings,
+        progress: &mut dyn FnMut(&str, u64),
+    ) -> Result<Arc<Removals>> {
+        let root = StoreRoot::lock(root)?;
+        let ledger: Arc<dyn Ledger> = Arc::new(LocalLedger::open(Arc::clone(root.ledger()))?);
+        root.storage().register_with(&*ledger)?;
+        let pending = ledger.poll(root.storage_id())?;
+        let store = Store::open(root, settings, &pending, progress)?;
+        let agent = Agent::start(Arc::clone(&store), Arc::clone(&ledger))?;
+        Ok(Arc::new(Removals { store, ledger, agent }))
+    }
+
+    /// Ends what is under way where it is, and leaves the checkpoint of a clean stop. Called once, after the last
+    /// mount is gone.
+    pub fn close(&self) -> Result<()> {
+        self.agent.stop();
+        self.store.close()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// What the status calls the coordinator.
+    pub fn coordinator(&self) -> String {
+        self.ledger.coordinator()
+    }
+
+    /// The highest generation requested.
+    pub fn highest(&self) -> Result<Generation> {
+        self.ledger.highest()
+    }
+
+    /// Requests that are not complete.
+    pub fn pending_count(&self) -> usize {
+        self.agent.open_count()
     }
 
     /// Asks for a removal. Durable when it returns; does not wait for the removal.
-    pub fn submit(&self, _scope: &Scope, _mode: Mode, _id: Option<&str>) -> Result<Submitted> {
-        Err(Error::new(Kind::Unsupported, format!("no removals of {:?} yet", self.store)))
+    ///
+    /// # Errors
+    /// [`Kind::UnknownTenant`]; [`Kind::UnprovenOwnership`] where a physical removal of a tenant would meet what is not
+    /// proven to be its own: then nothing has changed, the ledger included.
+    pub fn submit(&self, scope: &Scope, mode: Mode, id: Option<&str>) -> Result<Submitted> {
+        if let Some(id) = id
+            && let Ok(known) = self.ledger.request(&RequestName::Id(id.to_owned()))
+            && (&known.scope, known.mode) == (scope, mode)
+        {
+            return Ok(Submitted { request: self.as_of_now(known), fresh: false });
+        }
+        if let Some(tenant) = scope.tenant() {
+            self.store.home(tenant)?;
+            if mode == Mode::Physical {
+                self.store.prove_ownership(scope)?;
+            }
+        }
+        let Submitted { request, fresh } = self.ledger.submit(scope, mode, id)?;
+        if fresh {
+            self.agent.take_on(&request);
+        }
+        Ok(Submitted { request: self.as_of_now(request), fresh })
     }
 
     /// A request, in its state of now.
-    pub fn request(&self, _name: &RequestName) -> Result<Request> {
-        Err(Error::new(Kind::NotFound, "there is no such request"))
+    pub fn request(&self, name: &RequestName) -> Result<Request> {
+        self.ledger.request(name).map(|r| self.as_of_now(r))
     }
 
     /// Every request that is kept, in its state of now, oldest first.
     pub fn requests(&self) -> Result<Vec<Request>> {
-        Ok(Vec::new())
+        Ok(self.ledger.requests()?.into_iter().map(|r| self.as_of_now(r)).collect())
+    }
+
+    /// Records that this storage's removal for a request has deleted so far.
+    pub fn deleted_records(&self, request: &Request) -> u64 {
+        self.agent.covering(&request.scope, request.generation).map_or(0, |s| s.deleted_records())
     }
 
     /// The generations whose attempts end from now on: acknowledged, or failed. Each end is told once, after
     /// [`Removals::request`] shows it.
     pub fn outcomes(&self) -> mpsc::Receiver<Generation> {
-        mpsc::channel().1
+        self.agent.outcomes()
     }
+
+    /// Attempts failed removals again, at once: one, or all.
+    pub fn retry(&self, generation: Option<Generation>) -> Result<()> {
+        let request = generation.map(|g| self.ledger.request(&RequestName::Generation(g))).transpose()?;
+        self.agent.retry(request.as_ref().map(|r| &r.scope));
+        Ok(())
+    }
+
+    /// What a storage has not acknowledged.
+    pub fn poll(&self, storage: Uuid) -> Result<Vec<Pending>> {
+        self.ledger.poll(storage)
+    }
+
+    /// Acknowledges for a storage. For this one only what it has applied.
+    pub fn ack(&self, storage: Uuid, scope: &Scope, generation: Generation) -> Result<()> {
+        let own = self.store.storage();
+        if storage == own.identity() && !own.applied().covers(scope, generation) {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("this storage has not applied generation {generation} of {scope}, and cannot acknowledge it"),
+            ));
+        }
+        self.ledger.ack(storage, scope, generation)?;
+        self.agent.wake();
+        Ok(())
+    }
+
+    /// Retires a storage identity for good; not the one that is open here.
+    pub fn forget(&self, storage: Uuid) -> Result<()> {
+        if storage == self.store.storage().identity() {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("storage {storage} is the one that is mounted here; it cannot be forgotten"),
+            ));
+        }
+        self.ledger.forget(storage)?;
+        self.agent.wake();
+        Ok(())
+    }
+
+    /// The ledger keeps what all agree on; what this storage is doing is known here.
+    fn as_of_now(&self, mut request: Request) -> Request {
+        if request.state == State::Complete {
+            return request;
+        }
+        if self.agent.is_running(&request.scope, request.generation) {
+            request.state = State::Removing;
+        } else if self.store.storage().applied().covers(&request.scope, request.generation) {
+            request.state = State::Applied;
+        } else if let Some(state) = self.agent.covering(&request.scope, request.generation)
+            && state.failed.is_some()
+        {
+            (request.state, request.last_error) = (State::Failed, state.failed);
+        }
+        request
+    }
+}
+
+/// Retires a storage identity at the ledger of a store that is not mounted; not the store's own.
+pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
+    let root = StoreRoot::lock(root)?;
+    if storage == root.storage_id() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("storage {storage} is this store itself; it cannot be forgotten in its own ledger"),
+        ));
+    }
+    LocalLedger::open(Arc::clone(root.ledger()))?.forget(storage)
 }

@@ -27,6 +27,7 @@ use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
 use crate::config::MountSettings;
+use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::store::{NodeId, ROOT, Store};
 
@@ -57,6 +58,7 @@ struct Uncached {
 /// The filesystem, shared by the event loops and the threads beside them.
 struct Fs {
     store: Arc<Store>,
+    removals: Arc<Removals>,
     settings: MountSettings,
     /// The node at the root of the mount: the root of the store, or one tenant.
     top: NodeId,

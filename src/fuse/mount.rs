@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use super::requests::Requests;
 use super::{Fs, opens, virt, work};
 use crate::config::{MountSettings, Passthrough};
+use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::store::{ROOT, Store};
 
@@ -91,8 +92,9 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
 }
 
 impl Mount {
-    /// Mounts `store` at `mountpoint`; live when this returns.
-    pub fn new(store: Arc<Store>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
+    /// Mounts a store at `mountpoint`; live when this returns.
+    pub fn new(removals: Arc<Removals>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
+        let store = Arc::clone(removals.store());
         let top = match &settings.tenant {
             Some(tenant) => match store.tenant_node(tenant) {
                 Ok(node) => node,
@@ -120,6 +122,7 @@ impl Mount {
             listed: Mutex::default(),
             virt: virt::Virtual::default(),
             store,
+            removals,
         });
         let session = Session::new(Requests(Arc::clone(&fs)), mountpoint, &config)
             .map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?;

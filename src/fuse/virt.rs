@@ -21,7 +21,8 @@ use super::metrics::Metrics;
 use super::requests::errno;
 use super::{FORGET, Fs, VIRTUAL_BIT};
 use crate::control::command::{parse, split_lines};
-use crate::control::execute::{Asker, execute};
+use crate::control::execute::execute;
+use crate::control::permission::Asker;
 use crate::control::reply;
 use crate::control::report::{self, MountFacts};
 use crate::error::{Error, Kind, Result};
@@ -221,7 +222,7 @@ impl Fs {
             What::Control => Ok(None),
             What::Status => self.tenant_of_scope(v).map(|t| Some(self.status_text(t.as_ref()))),
             What::Metrics => Ok(Some(self.metrics_text().into_bytes())),
-            What::Requests => Ok(Some(Vec::new())),
+            What::Requests => self.tenant_of_scope(v).and_then(|t| self.requests_text(t.as_ref())).map(Some),
             What::Directory | What::ByKey => Err(no_such_file()),
         };
         match text {
@@ -244,9 +245,16 @@ impl Fs {
 
     fn status_text(&self, tenant: Option<&Tenant>) -> Vec<u8> {
         let mut text =
-            serde_json::Value::Object(report::status(&self.store, self.facts(), tenant)).to_string();
+            serde_json::Value::Object(report::status(&self.removals, self.facts(), tenant)).to_string();
         text.push('\n');
         text.into_bytes()
+    }
+
+    /// JSON lines, one a request, newest last.
+    fn requests_text(&self, tenant: Option<&Tenant>) -> Result<Vec<u8>> {
+        let requests = self.removals.requests()?;
+        let seen = requests.iter().filter(|r| tenant.is_none_or(|t| r.scope.includes_tenant(t)));
+        Ok(seen.flat_map(|r| format!("{}\n", serde_json::Value::Object(report::request(r))).into_bytes()).collect())
     }
 
     pub(super) fn read_virtual(
@@ -319,9 +327,9 @@ impl Fs {
         let mut replies = Vec::new();
         let done = split_lines(data).and_then(|lines| {
             let daemon_uid = rustix::process::geteuid().as_raw();
-            let asker = Asker { uid: who.uid, daemon_uid, tenant: self.tenant_of_scope(v)? };
+            let asker = Asker { uid: who.uid, gid: who.gid, daemon_uid, tenant: self.tenant_of_scope(v)? };
             for line in lines {
-                let fields = execute(&self.store, self.facts(), &asker, &parse(line)?)?;
+                let fields = execute(&self.removals, self.facts(), &asker, &parse(line)?)?;
                 replies.extend_from_slice(reply::ok(&fields).as_bytes());
                 if replies.len() > MOST_WAITING_BYTES {
                     return Err(Error::new(

@@ -76,11 +76,11 @@ impl Fence {
     /// [`Kind::Stale`] once the epoch has moved on.
     pub fn enter(self: &Arc<Self>, epoch: Epoch) -> Result<Lease> {
         let mut state = self.state.lock();
-        if state.epoch != epoch {
-            return Err(stale(epoch, state.epoch));
-        }
         if state.door != Door::Open {
             return Err(busy());
+        }
+        if state.epoch != epoch {
+            return Err(stale(epoch, state.epoch));
         }
         state.leases += 1;
         Ok(Lease(Arc::clone(self)))
@@ -98,6 +98,7 @@ impl Fence {
         let state = self.state.lock();
         match state.door {
             Door::Closed(next) if epoch < next => Err(stale(epoch, next)),
+            Door::Closed(_) => Ok(()),
             _ if state.epoch != epoch => Err(stale(epoch, state.epoch)),
             _ => Ok(()),
         }

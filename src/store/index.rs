@@ -35,6 +35,8 @@ pub struct TenantEntry {
     pub node: NodeId,
     /// What it holds.
     pub usage: Usage,
+    /// What of that has no name any more: a removal took it and has not finished.
+    pub hidden: Usage,
     /// Bytes of it that eviction may not take.
     pub pinned_bytes: u64,
     /// Its quota.
@@ -45,8 +47,15 @@ pub struct TenantEntry {
     pub live: bool,
 }
 
-/// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes
-/// ([`Index::check`] recomputes both).
+impl TenantEntry {
+    /// What its quota is asked for.
+    pub fn charged_bytes(&self) -> u64 {
+        self.usage.bytes - self.hidden.bytes
+    }
+}
+
+/// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes and what is
+/// hidden ([`Index::check`] recomputes both).
 pub struct Index {
     nodes: Vec<Node>,
     free: Vec<Slot>,
@@ -56,6 +65,8 @@ pub struct Index {
     pub tenants: Vec<TenantEntry>,
     /// What the store holds.
     pub usage: Usage,
+    /// What of that removals have taken and not finished.
+    pub hidden: Usage,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
     /// Keys promised to publications under way.
@@ -99,6 +110,7 @@ impl Index {
             hasher: DefaultHashBuilder::default(),
             tenants: Vec::new(),
             usage: Usage::default(),
+            hidden: Usage::default(),
             reserved_bytes: 0,
             reserved_keys: 0,
             pinned_bytes: 0,
@@ -305,6 +317,39 @@ impl Index {
         Ok(())
     }
 
+    /// Up to `max` entries of a directory; none where it is gone.
+    pub fn children(&self, dir: NodeId, max: usize) -> Vec<NodeId> {
+        let children = self.dir(dir).map(|d| d.children.values().take(max).map(|&s| self.id_of(s)).collect());
+        children.unwrap_or_default()
+    }
+
+    /// Takes a linked node's name away and goes on counting what it occupies, until [`Index::forget_hidden`].
+    pub fn hide(&mut self, id: NodeId, now: Timespec) -> Result<()> {
+        let node = self.linked(id)?;
+        let number = node.tenant as usize;
+        let hidden = Usage { bytes: node.blocks * 512, keys: u64::from(node.dir.is_none()) };
+        self.unlink(id, now)?;
+        let tenant = self.tenants.get_mut(number).ok_or_else(gone)?;
+        for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage, &mut tenant.hidden] {
+            *usage = Usage { bytes: usage.bytes + hidden.bytes, keys: usage.keys + hidden.keys };
+        }
+        Ok(())
+    }
+
+    /// What a tenant's removal took is gone for good.
+    pub fn forget_hidden(&mut self, number: u32) {
+        let Some(tenant) = self.tenants.get_mut(number as usize) else { return };
+        let hidden = std::mem::take(&mut tenant.hidden);
+        for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage] {
+            *usage = Usage { bytes: usage.bytes - hidden.bytes, keys: usage.keys - hidden.keys };
+        }
+    }
+
+    /// What the quota is asked for: hidden values are about to go, and nobody else makes room for them.
+    pub fn charged(&self) -> Usage {
+        Usage { bytes: self.usage.bytes - self.hidden.bytes, keys: self.usage.keys - self.hidden.keys }
+    }
+
     /// Removes a linked node from its parent's list and the table of names.
     fn detach(&mut self, id: NodeId, now: Timespec) -> Result<()> {
         let slot = id.slot();
@@ -490,10 +535,16 @@ impl Index {
             !node.pinned
                 && node.writers == 0
                 && tenant.is_none_or(|t| node.tenant == t)
+                && !self.is_closed(node.tenant)
                 && Some(id) != protect
                 && !skip.contains(&id)
         });
         slot.map(|s| self.id_of(s))
+    }
+
+    /// Whether a tenant is being removed.
+    fn is_closed(&self, number: u32) -> bool {
+        self.tenants.get(number as usize).is_some_and(|t| t.home.fence.closed_towards().is_some())
     }
 
     /// Nodes in use, for status and tests.
@@ -509,7 +560,7 @@ impl Index {
     /// Recomputes every sum; what differs, as sentences.
     pub fn check(&self) -> Vec<String> {
         let mut found = Vec::new();
-        let mut sums = vec![Usage::default(); self.tenants.len()];
+        let mut sums: Vec<Usage> = self.tenants.iter().map(|t| t.hidden).collect();
         let mut pinned = 0;
         for slot in self.linked_slots() {
             let node = self.at(slot);
@@ -537,8 +588,9 @@ impl Index {
         if pinned != self.pinned_bytes || pinned != of_tenants {
             found.push(format!("{pinned} bytes are pinned, counted {}", self.pinned_bytes));
         }
-        if self.policy.len() as u64 != self.usage.keys {
-            found.push(format!("{} keys in eviction order, {} exist", self.policy.len(), self.usage.keys));
+        let named = self.charged().keys;
+        if self.policy.len() as u64 != named {
+            found.push(format!("{} keys in eviction order, {named} have names", self.policy.len()));
         }
         found
     }

@@ -3,19 +3,18 @@
 //! Lock order: a tenant's fence (lease), then the key locks (two in ascending order), then the index, then the
 //! keeper's. The index lock is never held over I/O.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use parking_lot::{Mutex, MutexGuard};
-use uuid::Uuid;
 
 use crate::config::{Durability, StoreSettings};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::format::layout;
-use crate::format::superblock::Superblock;
-use crate::os::{self, Dir, RenameHow, XattrMode};
+use crate::ledger::{Pending, StorageFile};
+use crate::os::{self, Dir};
 use object::Place;
 
 pub mod edit;
@@ -25,17 +24,23 @@ pub mod index;
 pub mod names;
 pub mod node;
 pub mod object;
+pub mod proof;
+pub mod remove;
 pub mod room;
+mod root;
 mod scan;
 pub mod status;
 pub mod tenants;
 #[cfg(test)]
 mod tests;
+mod trash;
 pub mod writer;
 
 pub use edit::SetAttr;
 pub use index::{NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
+pub use remove::Removal;
+pub use root::StoreRoot;
 pub use writer::{Owner, Staged};
 
 /// On the data directory, once any record has an ACL.
@@ -91,15 +96,12 @@ impl KeyLocks {
 
 /// An open store.
 pub struct Store {
-    root: Dir,
-    root_path: PathBuf,
+    root: StoreRoot,
     data: Dir,
     staging: Dir,
+    trash: Dir,
     quarantine_dir: Dir,
     tenants_dir: Dir,
-    /// Holds the flock for as long as the store is open.
-    _lock: std::fs::File,
-    storage_id: Uuid,
     settings: StoreSettings,
     daemon_uid: u32,
     daemon_gid: u32,
@@ -111,6 +113,10 @@ pub struct Store {
     index: Mutex<index::Index>,
     keys: KeyLocks,
     tenant_changes: Mutex<()>,
+    /// The scopes that are being removed.
+    scopes: Mutex<remove::Scopes>,
+    /// The store is being closed: long work ends where it is.
+    stopping: AtomicBool,
     keeper: Arc<room::Keeper>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
@@ -121,28 +127,20 @@ pub struct Store {
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Store({})", self.root_path.display())
+        write!(f, "Store({})", self.root.path.display())
     }
 }
 
 impl Store {
-    /// Opens (creates, locks, recovers) the store at `root`. `progress` is called with a phase and a count.
+    /// Recovers a store. The scopes that are `pending` stay closed and unscanned until [`Store::open_scope`].
+    /// `progress` is called with a phase and a count.
     pub fn open(
-        root: &Path,
+        root: StoreRoot,
         settings: &StoreSettings,
+        pending: &[Pending],
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Store>> {
-        std::fs::create_dir_all(root)
-            .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
-        let root_path = root
-            .canonicalize()
-            .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
-        let dir = Dir::open_root(&root_path)?;
-        refuse_what_is_no_store(&dir, &root_path)?;
-        let lock = take_lock(&dir, &root_path)?;
-        let superblock = open_superblock(&dir, &root_path)?;
-        let data = dir.ensure_dir(layout::DATA, 0o700)?;
-        require_xattrs(&data, &root_path)?;
+        let data = root.data()?;
         let tenants_dir = data.ensure_dir(layout::TENANTS, 0o755)?;
         let space = data.space()?;
         let quota = settings.quota.size_bytes.unwrap_or(space.total_bytes / 10 * 9);
@@ -152,13 +150,11 @@ impl Store {
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
+            trash: data.ensure_dir(layout::TRASH, 0o700)?,
             quarantine_dir: data.ensure_dir(layout::QUARANTINE, 0o700)?,
             tenants_dir,
             data,
-            root: dir,
-            root_path,
-            _lock: lock,
-            storage_id: superblock.storage_id,
+            root,
             settings: settings.clone(),
             daemon_uid: rustix::process::geteuid().as_raw(),
             daemon_gid: rustix::process::getegid().as_raw(),
@@ -170,6 +166,8 @@ impl Store {
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             tenant_changes: Mutex::new(()),
+            scopes: Mutex::new(remove::Scopes::new(pending)),
+            stopping: AtomicBool::new(false),
             keeper: Arc::default(),
             events: Mutex::new(None),
             last_error: Mutex::new(None),
@@ -190,7 +188,12 @@ impl Store {
 
     /// Where the store is.
     pub fn path(&self) -> &Path {
-        &self.root_path
+        &self.root.path
+    }
+
+    /// What the storage keeps of itself.
+    pub fn storage(&self) -> &Arc<StorageFile> {
+        &self.root.storage
     }
 
     /// How it was opened.
@@ -219,10 +222,14 @@ impl Store {
     }
 
     fn tell_gone(&self, parent: NodeId, name: &[u8], node: NodeId) {
-        if let Some(sender) = &*self.events.lock()
-            && sender.send(Event::Gone { parent, name: name.into(), node }).is_err()
+        self.tell(Event::Gone { parent, name: name.into(), node });
+    }
+
+    fn tell(&self, event: Event) {
+        if let Some(listener) = &*self.events.lock()
+            && listener.send(event).is_err()
         {
-            log::debug!("nobody listens for evictions any more");
+            log::debug!("nobody caches the namespace any more");
         }
     }
 
@@ -236,7 +243,7 @@ impl Store {
 
     /// Replaces a small file at the root of the store, durably.
     fn replace_root_file(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        write_root_file(&self.root, name, bytes)
+        root::write_root_file(&self.root.dir, name, bytes)
     }
 }
 
@@ -244,95 +251,4 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.stop_keeper();
     }
-}
-
-fn write_root_file(root: &Dir, name: &str, bytes: &[u8]) -> Result<()> {
-    let temporary = format!("{name}.new");
-    root.unlink(&temporary)?;
-    let file = root.create_file(&temporary, 0o600)?;
-    std::io::Write::write_all(&mut &file, bytes).map_err(|e| Error::os(format!("cannot write {name}"), e))?;
-    os::sync_file(&file)?;
-    root.rename(&temporary, root, name, RenameHow::Replace)?;
-    root.sync()
-}
-
-fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
-    let file = match root.open_file(layout::LOCK, true)? {
-        Some(file) => file,
-        None => match root.create_file(layout::LOCK, 0o600) {
-            Ok(file) => file,
-            Err(e) if e.kind() == Kind::Exists => root.open_file(layout::LOCK, true)?.ok_or(e)?,
-            Err(e) => return Err(e),
-        },
-    };
-    if !os::lock_exclusive(&file)? {
-        let mut holder = String::new();
-        std::io::Read::read_to_string(&mut &file, &mut holder)
-            .map_err(|e| Error::os("cannot read the lock file", e))?;
-        return Err(Error::new(
-            Kind::Locked,
-            format!("cannot open store {}: held by pid {} (unmount it first)", path.display(), holder.trim()),
-        ));
-    }
-    os::truncate(&file, 0)?;
-    std::io::Write::write_all(&mut &file, format!("{}\n", std::process::id()).as_bytes())
-        .map_err(|e| Error::os("cannot write the lock file", e))?;
-    Ok(file)
-}
-
-/// Before anything there is touched, the lock file included.
-fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
-    if root.stat(layout::SUPERBLOCK)?.is_some() {
-        return Ok(());
-    }
-    for name in [layout::DATA, layout::ORDER, layout::LOCK] {
-        if root.stat(name)?.is_none() || (name == layout::LOCK && is_our_lock(root)?) {
-            continue;
-        }
-        return Err(Error::new(
-            Kind::Corrupt,
-            format!(
-                "{} has a {name} but no {} file: it is not a store, or its format file was lost",
-                path.display(),
-                layout::SUPERBLOCK
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// Whether the lock file is one that a daemon wrote, perhaps in a start that went no further.
-fn is_our_lock(root: &Dir) -> Result<bool> {
-    let Some(file) = root.open_file(layout::LOCK, false)? else { return Ok(false) };
-    let mut text = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::Read::take(&file, 64), &mut text)
-        .map_err(|e| Error::os("cannot read the lock file", e))?;
-    Ok(text.trim_ascii().iter().all(u8::is_ascii_digit))
-}
-
-fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
-    if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut &file, &mut text)
-            .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
-        return Superblock::decode(&text);
-    }
-    refuse_what_is_no_store(root, path)?;
-    let superblock = Superblock::new();
-    write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
-    Ok(superblock)
-}
-
-fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {
-    os::xattr_set(data, "user.fencefs.probe", b"1", XattrMode::Set).map_err(|e| match e.kind() {
-        Kind::Unsupported | Kind::Io(libc::EPERM) => Error::new(
-            Kind::Unsupported,
-            format!(
-                "the filesystem of {} has no user extended attributes; put the store on ext4, XFS, btrfs or tmpfs (Linux 6.6)",
-                path.display()
-            ),
-        ),
-        _ => e,
-    })?;
-    os::xattr_remove(data, "user.fencefs.probe").map(drop)
 }

@@ -68,6 +68,9 @@ pub fn judge(file: File, home: &Home, digest: Digest) -> Result<(Found, Option<K
     if rec.tenant != home.tenant {
         return Ok((Found::Invalid("it belongs to another tenant"), None));
     }
+    if rec.epoch != home.epoch {
+        return Ok((Found::Invalid("it was published under another epoch"), None));
+    }
     if !rec.editing && rec.payload_bytes != attr.size_bytes {
         return Ok((Found::Invalid("its length is not what was published"), None));
     }

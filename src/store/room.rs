@@ -21,6 +21,7 @@ use crate::os::{self, FsSpace};
 
 /// A value being written, as the keeper sees it.
 pub(super) struct Watched {
+    home: Arc<Home>,
     file: Weak<File>,
     doomed: Weak<AtomicBool>,
 }
@@ -111,11 +112,11 @@ impl Store {
     /// Whether background eviction has work.
     pub(super) fn over_high(&self, index: &Index) -> bool {
         let keys_over = self.settings.quota.max_keys.is_some_and(|max| {
-            index.usage.keys > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
+            index.charged().keys > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
         });
         let tenant_over =
-            index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q));
-        index.usage.bytes > self.percent_of_quota(self.settings.quota.high_percent)
+            index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q));
+        index.charged().bytes > self.percent_of_quota(self.settings.quota.high_percent)
             || keys_over
             || tenant_over
     }
@@ -123,8 +124,8 @@ impl Store {
     /// Whether publishing `bytes` more would have to evict first.
     pub fn must_evict_for(&self, bytes: u64) -> bool {
         let index = self.index.lock();
-        let keys_full = self.settings.quota.max_keys.is_some_and(|max| index.usage.keys >= max);
-        index.usage.bytes + index.reserved_bytes + bytes > self.quota_bytes() || keys_full
+        let keys_full = self.settings.quota.max_keys.is_some_and(|max| index.charged().keys >= max);
+        index.charged().bytes + index.reserved_bytes + bytes > self.quota_bytes() || keys_full
     }
 
     /// Promises `bytes` to a publication that will replace `old`, evicting what it must. Fails before anything is
@@ -157,14 +158,14 @@ impl Store {
                 let tenant = &index.tenants[home.number as usize];
                 let tenant_over = tenant
                     .quota_bytes
-                    .is_some_and(|q| tenant.usage.bytes + tenant.reserved_bytes + bytes > q);
+                    .is_some_and(|q| tenant.charged_bytes() + tenant.reserved_bytes + bytes > q);
                 let keys_full = adds_key
                     && self
                         .settings
                         .quota
                         .max_keys
-                        .is_some_and(|max| index.usage.keys + index.reserved_keys >= max);
-                let over = index.usage.bytes + index.reserved_bytes + bytes > quota || keys_full;
+                        .is_some_and(|max| index.charged().keys + index.reserved_keys >= max);
+                let over = index.charged().bytes + index.reserved_bytes + bytes > quota || keys_full;
                 if !over && !tenant_over {
                     let keys = u64::from(adds_key);
                     index.reserved_bytes += bytes;
@@ -281,7 +282,7 @@ impl Store {
     /// Evicts up to `n` keys for the backing filesystem's sake; whether any went.
     fn evict_some(&self, n: usize) -> bool {
         let before = self.counters.evicted_keys();
-        let keys = self.index.lock().usage.keys;
+        let keys = self.index.lock().charged().keys;
         self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace);
         self.counters.evicted_keys() > before
     }
@@ -312,8 +313,8 @@ impl Store {
         while stuck.len() < limits::STUCK_VICTIMS {
             let victim = {
                 let index = self.index.lock();
-                let keys_over = target_keys.is_some_and(|max| index.usage.keys > max);
-                let used = index.usage.bytes + index.reserved_bytes;
+                let keys_over = target_keys.is_some_and(|max| index.charged().keys > max);
+                let used = index.charged().bytes + index.reserved_bytes;
                 if used <= target_bytes && !keys_over {
                     return;
                 }
@@ -338,8 +339,15 @@ impl Store {
         self.keeper.woken.notify_one();
     }
 
-    pub(super) fn watch_staged(&self, name: &str, file: &Arc<File>, doomed: &Arc<AtomicBool>) {
-        let watched = Watched { file: Arc::downgrade(file), doomed: Arc::downgrade(doomed) };
+    pub(super) fn watch_staged(
+        &self,
+        home: &Arc<Home>,
+        name: &str,
+        file: &Arc<File>,
+        doomed: &Arc<AtomicBool>,
+    ) {
+        let (home, file, doomed) = (Arc::clone(home), Arc::downgrade(file), Arc::downgrade(doomed));
+        let watched = Watched { home, file, doomed };
         let mut staged = self.keeper.staged.lock();
         staged.insert(name.to_owned(), watched);
         drop(staged);
@@ -350,6 +358,29 @@ impl Store {
 
     pub(super) fn forget_staged(&self, name: &str) {
         self.keeper.staged.lock().remove(name);
+    }
+
+    /// Names in staging of values that were admitted under a home's epoch.
+    fn staged_under(&self, home: &Home) -> Vec<String> {
+        let staged = self.keeper.staged.lock();
+        let of_home = |w: &Watched| (w.home.number, w.home.epoch) == (home.number, home.epoch);
+        staged.iter().filter(|(_, w)| of_home(w)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Unlinks the values being written under an epoch that is over: they can never be published. Whoever writes them
+    /// keeps the open file, and is watched as before.
+    pub(super) fn give_up_staged(&self, home: &Home) -> Result<()> {
+        self.staged_under(home).iter().try_for_each(|name| self.staging.unlink(name).map(drop))
+    }
+
+    /// A value in staging that was admitted under a home's epoch, if one is left.
+    pub(super) fn staged_below(&self, home: &Home) -> Result<Option<String>> {
+        for name in self.staged_under(home) {
+            if self.staging.stat(&name)?.is_some() {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
     }
 
     /// Starts the keeper. It ends with the store.
@@ -406,7 +437,7 @@ impl Store {
             let victim = {
                 let index = self.index.lock();
                 let over = |t: &&super::index::TenantEntry| {
-                    t.live && t.quota_bytes.is_some_and(|q| t.usage.bytes > q)
+                    t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q)
                 };
                 let number = index.tenants.iter().find(over).map(|t| t.home.number);
                 number.and_then(|n| index.victim_of(Some(n), None, &stuck))
@@ -458,7 +489,7 @@ impl Store {
     fn evict_to_free(&self, space: &FsSpace, bytes: u64) {
         let floor = (space.total_bytes / 20).min(limits::FREE_FLOOR_BYTES) + bytes;
         if space.available_bytes < floor {
-            let used = self.index.lock().usage.bytes;
+            let used = self.index.lock().charged().bytes;
             self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
         }
     }

@@ -179,7 +179,7 @@ impl Store {
     }
 
     fn read_order(&self) -> HashMap<Digest, u64> {
-        let Ok(Some(mut file)) = self.root.open_file(layout::ORDER, false) else { return HashMap::new() };
+        let Ok(Some(mut file)) = self.root.dir.open_file(layout::ORDER, false) else { return HashMap::new() };
         let mut bytes = Vec::new();
         if std::io::Read::read_to_end(&mut file, &mut bytes).is_err() || !bytes.starts_with(ORDER_MAGIC) {
             log::warn!("the file `order` cannot be read; eviction order starts from the records' times");

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Store;
 use super::index::ROOT;
+use super::remove::ScopeState;
 
 /// Counters since the store was opened.
 #[derive(Debug, Default)]
@@ -42,7 +43,7 @@ pub struct TenantStatus {
     pub name: String,
     /// The epoch that a new write is admitted under.
     pub epoch: u64,
-    /// `ready`, while nothing is being removed.
+    /// `ready`, `removing` or `failed`.
     pub state: &'static str,
     /// Values and symlinks.
     pub keys: u64,
@@ -57,7 +58,7 @@ pub struct TenantStatus {
 pub struct StoreStatus {
     /// Identity of the store.
     pub storage_id: String,
-    /// `ready`, while nothing is being removed.
+    /// `ready`, `removing` or `failed`.
     pub state: &'static str,
     /// Quota.
     pub quota_bytes: u64,
@@ -85,10 +86,21 @@ pub struct StoreStatus {
     pub tenants: Vec<TenantStatus>,
 }
 
+/// The state that scopes which are closed add up to.
+fn word<'a>(closed: impl Iterator<Item = &'a ScopeState>) -> &'static str {
+    closed.fold("ready", |word, scope| if scope.failed.is_some() || word == "failed" { "failed" } else { "removing" })
+}
+
 impl Store {
+    /// Shows in the status what went wrong beside an operation.
+    pub fn note_error(&self, error: String) {
+        *self.last_error.lock() = Some(error);
+    }
+
     /// A snapshot of the store's state.
     pub fn status(&self) -> StoreStatus {
         self.count_staged();
+        let scopes = self.scopes.lock();
         let index = self.index.lock();
         let mut tenants: Vec<TenantStatus> = index
             .tenants
@@ -97,7 +109,7 @@ impl Store {
             .map(|t| TenantStatus {
                 name: t.home.tenant.to_string(),
                 epoch: t.home.fence.epoch().0,
-                state: "ready",
+                state: word(scopes.of(&t.home.tenant)),
                 keys: t.usage.keys,
                 bytes: t.usage.bytes,
                 quota_bytes: t.quota_bytes,
@@ -105,8 +117,8 @@ impl Store {
             .collect();
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
         StoreStatus {
-            storage_id: self.storage_id.to_string(),
-            state: "ready",
+            storage_id: self.root.storage_id().to_string(),
+            state: word(scopes.all()),
             quota_bytes: self.quota_bytes(),
             used_bytes: index.usage.bytes,
             keys: index.usage.keys,

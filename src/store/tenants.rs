@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::key::{DEFAULT_TENANT, Epoch, RecordKind, Tenant};
 use crate::os::{self, Attr, Dir, EntryType, Timespec, XattrMode};
+use crate::scope::Generation;
 
 const QUOTA_XATTR: &str = "user.fencefs.quota";
 
@@ -59,8 +60,10 @@ impl Store {
 
     fn adopt_tenant(&self, tenant: &Tenant) -> Result<NodeId> {
         let top = self.tenants_dir.open_dir(tenant.as_str())?;
-        let epochs = top.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir);
-        let epoch = epochs.filter_map(|e| layout::parse_epoch(&e.name)).max().unwrap_or_default();
+        let (applied, pending) =
+            (self.root.storage.applied().epoch_of(tenant), self.scopes.lock().epoch_of(tenant));
+        let epoch = pending.unwrap_or(applied).max(applied);
+        self.judge_epochs(tenant, &top, epoch, pending.is_some())?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
         if self.durable() {
             top.sync()?;
@@ -79,6 +82,9 @@ impl Store {
             fence: Fence::new(epoch),
             durable_shards: Mutex::default(),
         });
+        if pending.is_some() {
+            home.fence.close(epoch);
+        }
         let name = tenant.as_str().as_bytes();
         let node =
             index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
@@ -86,6 +92,7 @@ impl Store {
             home,
             node,
             usage: Default::default(),
+            hidden: Default::default(),
             pinned_bytes: 0,
             quota_bytes,
             reserved_bytes: 0,
@@ -96,6 +103,31 @@ impl Store {
             dir.attr = attr;
         }
         Ok(node)
+    }
+
+    /// What to think of the epoch directories beside the one that counts. Older ones are garbage: a removal that is
+    /// pending takes them, one that was applied has left them.
+    fn judge_epochs(&self, tenant: &Tenant, top: &Dir, epoch: Epoch, is_pending: bool) -> Result<()> {
+        for entry in top.entries()? {
+            let Some(found) = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) else {
+                continue;
+            };
+            if found > epoch {
+                return Err(Error::new(
+                    Kind::Corrupt,
+                    format!(
+                        "data/t/{tenant}/{found} is of a removal that {} does not know (it knows {epoch}): the file is \
+                         older than the data; restore the newest one",
+                        layout::LEDGER
+                    ),
+                ));
+            }
+            if found < epoch && !is_pending {
+                log::info!("data/t/{tenant}/{found} is below the applied generation {epoch} and is deleted");
+                self.move_to_trash(top, tenant, found, Generation(epoch.0))?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a tenant, with its directory's mode and owner.
@@ -197,7 +229,7 @@ impl Store {
     pub fn home(&self, tenant: &Tenant) -> Result<Arc<Home>> {
         let index = self.index.lock();
         let node = index.child(ROOT, tenant.as_str().as_bytes());
-        let node = node.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no tenant {tenant}")))?;
+        let node = node.ok_or_else(|| Error::new(Kind::UnknownTenant, format!("there is no tenant {tenant}")))?;
         Ok(Arc::clone(&index.tenant_of(node)?.home))
     }
 

@@ -161,7 +161,7 @@ impl Store {
         let node = self.index.lock().add_pending(parent, name, home.number, kind, dir);
         let (file, doomed) = (Arc::new(file), Arc::new(AtomicBool::new(false)));
         if kind == RecordKind::File {
-            self.watch_staged(&staged_name, &file, &doomed);
+            self.watch_staged(&home, &staged_name, &file, &doomed);
         }
         Ok(Staged {
             file,

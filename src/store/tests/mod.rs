@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
-use super::{NodeId, Owner, ROOT, Staged, Store};
+use super::{NodeId, Owner, ROOT, Staged, Store, StoreRoot};
 use crate::config::StoreSettings;
 use crate::error::{Kind, Result};
 use crate::format::layout;
@@ -21,6 +21,9 @@ mod crash;
 mod model;
 mod races;
 mod recovery;
+mod removal;
+#[cfg(feature = "failpoints")]
+mod removal_steps;
 mod refusal;
 mod renames;
 mod room;
@@ -111,12 +114,16 @@ fn assert_sound(store: &Store) {
 
 fn open_when_free(root: &Path, settings: &StoreSettings) -> Result<Arc<Store>> {
     for _ in 0..1_000_000 {
-        match Store::open(root, settings, &mut |_, _| {}) {
+        match open_store(root, settings) {
             Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
             other => return other,
         }
     }
-    Store::open(root, settings, &mut |_, _| {})
+    open_store(root, settings)
+}
+
+fn open_store(root: &Path, settings: &StoreSettings) -> Result<Arc<Store>> {
+    Store::open(StoreRoot::lock(root)?, settings, &[], &mut |_, _| {})
 }
 
 fn tenant(name: &str) -> Tenant {

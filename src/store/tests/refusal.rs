@@ -7,7 +7,7 @@ use super::*;
 use crate::error::Error;
 
 fn refused(root: &Path) -> Error {
-    Store::open(root, &StoreSettings::default(), &mut |_, _| {}).expect_err("the store must not open")
+    open_store(root, &StoreSettings::default()).expect_err("the store must not open")
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_filesystem_without_user_attributes_is_refused_with_a_sentence() {
         eprintln!("skipped: mounting a ramfs needs root");
         return;
     }
-    let e = Store::open(&dir.path().join("store"), &StoreSettings::default(), &mut |_, _| {}).map(drop);
+    let e = open_store(&dir.path().join("store"), &StoreSettings::default()).map(drop);
     assert!(mount("umount", &[]));
     let e = e.unwrap_err();
     assert_eq!(e.kind(), Kind::Unsupported);

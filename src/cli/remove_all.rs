@@ -1,0 +1,160 @@
+//! `fencefs remove-all`: asks for a removal and waits until it is complete.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{ArgGroup, Args};
+use serde_json::Value;
+
+use super::control_client::{ControlClient, Reply};
+use super::progress::Progress;
+use super::{complain, mount_args, print};
+use crate::config;
+use crate::error::{Error, Kind, Result};
+use crate::key::Tenant;
+
+/// Remove every key of a tenant, or of all tenants, and wait until that is acknowledged
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("scope").required(true),
+    after_help = "The request is durable before anything is removed: what a timeout, a signal or a crash interrupts \
+                  here goes on by itself (fencefs requests shows how far it is)."
+)]
+pub(super) struct RemoveAllArgs {
+    /// Where the filesystem is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    mountpoint: PathBuf,
+    /// The keys of this tenant
+    #[arg(long, value_name = "NAME", value_parser = mount_args::tenant, group = "scope")]
+    tenant: Option<Tenant>,
+    /// The keys of every tenant
+    #[arg(long, group = "scope")]
+    global: bool,
+    /// Hide the keys now and delete them later; needs no proof that every file is the tenant's
+    #[arg(long, conflicts_with = "global")]
+    logical: bool,
+    /// A name for this request: the same again removes nothing new
+    #[arg(long, value_name = "TEXT")]
+    id: Option<String>,
+    /// Return as soon as the request is durable
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait; the removal goes on after that
+    #[arg(long, value_name = "TIME", value_parser = config::parse_duration, default_value = "30s")]
+    timeout: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// How often the daemon is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// Asks and waits.
+pub(super) fn run(args: &RemoveAllArgs) -> Result<ExitCode> {
+    let mut control = ControlClient::open(&args.mountpoint)?;
+    let asked = control.ask(&command(args)?)?;
+    if let Err(e) = asked.check("cannot remove") {
+        if args.json {
+            print(asked.json_line())?;
+        }
+        complain(&e.to_string());
+        return Ok(ExitCode::FAILURE);
+    }
+    let last = if args.no_wait { asked } else { wait(&mut control, &asked, args)? };
+    print(if args.json { last.json_line() } else { format!("{}\n", human(&last)) })?;
+    if args.no_wait || state(&last) == "complete" {
+        return Ok(ExitCode::SUCCESS);
+    }
+    complain(&format!(
+        "not complete after {:?}; it goes on by itself (fencefs requests {})",
+        args.timeout,
+        args.mountpoint.display()
+    ));
+    Ok(ExitCode::FAILURE)
+}
+
+/// The control file's line.
+fn command(args: &RemoveAllArgs) -> Result<String> {
+    let mut line = match &args.tenant {
+        Some(tenant) => format!("remove-all tenant={tenant}"),
+        None => "remove-all scope=global".to_owned(),
+    };
+    if args.logical {
+        line.push_str(" mode=logical");
+    }
+    if let Some(id) = &args.id {
+        if id.is_empty() || id.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(Error::new(Kind::Invalid, "an id is one word, without blanks"));
+        }
+        line.push_str(&format!(" id={id}"));
+    }
+    Ok(line)
+}
+
+/// Asks until the request is complete or the time is over; the last answer.
+fn wait(control: &mut ControlClient, asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
+    let generation = asked.get("generation").and_then(Value::as_u64).ok_or_else(|| {
+        Error::new(Kind::Corrupt, "the daemon's reply names no generation")
+    })?;
+    let deadline = Instant::now() + args.timeout;
+    let (mut progress, mut told) = (Progress::new(), None);
+    loop {
+        let now = control.ask(&format!("query generation={generation}"))?;
+        now.check("cannot follow the removal")?;
+        progress.update("deleted", now.get("deleted_records").and_then(Value::as_u64).unwrap_or(0));
+        let error = now.get("last_error").and_then(Value::as_str).map(str::to_owned);
+        if state(&now) == "failed" && told != error {
+            complain(&format!("an attempt failed and will be repeated: {}", error.as_deref().unwrap_or("?")));
+            told = error;
+        }
+        if state(&now) == "complete" || Instant::now() >= deadline {
+            return Ok(now);
+        }
+        std::thread::sleep(ASK_EVERY);
+    }
+}
+
+fn state(reply: &Reply) -> &str {
+    reply.get("state").and_then(Value::as_str).unwrap_or("unknown")
+}
+
+/// `generation 7, tenant a: complete`.
+pub(super) fn human(reply: &Reply) -> String {
+    let scope = match reply.get("tenant").and_then(Value::as_str) {
+        Some(tenant) => format!("tenant {tenant}"),
+        None => "all tenants".to_owned(),
+    };
+    let mode = if reply.get("mode").and_then(Value::as_str) == Some("logical") { ", logical" } else { "" };
+    let generation = reply.get("generation").map_or(Value::Null, Clone::clone);
+    format!("generation {generation}, {scope}{mode}: {}", state(reply))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(id: Option<&str>, tenant: Option<&str>, logical: bool) -> RemoveAllArgs {
+        RemoveAllArgs {
+            mountpoint: PathBuf::new(),
+            tenant: tenant.map(|t| Tenant::new(t.as_bytes()).unwrap()),
+            global: tenant.is_none(),
+            logical,
+            id: id.map(str::to_owned),
+            no_wait: false,
+            timeout: Duration::ZERO,
+            json: false,
+        }
+    }
+
+    #[test]
+    fn lines_of_the_control_file() {
+        assert_eq!(command(&args(None, None, false)).unwrap(), "remove-all scope=global");
+        assert_eq!(command(&args(Some("x=1"), Some("a"), false)).unwrap(), "remove-all tenant=a id=x=1");
+        assert_eq!(command(&args(None, Some("a"), true)).unwrap(), "remove-all tenant=a mode=logical");
+        for bad in ["", "a b", "a\nremove-all scope=global"] {
+            assert_eq!(command(&args(Some(bad), Some("a"), false)).unwrap_err().kind(), Kind::Invalid, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The agent: what is pending at the ledger is applied to the store, acknowledged, and the scope opened again.
+//!
+//! One thread looks at the ledger whenever something may have changed and starts an attempt a scope; attempts run on
+//! threads of their own, so that one tenant's long or failing removal holds up no other. A global removal runs alone.
+//! A failed attempt is repeated with growing pauses until it succeeds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::config::limits;
+use crate::error::{Error, Result};
+use crate::ledger::{Ledger, Pending, Request, State};
+use crate::scope::{Generation, Mode, Scope};
+use crate::store::Store;
+use crate::store::remove::ScopeState;
+
+#[derive(Debug)]
+pub(super) struct Agent {
+    store: Arc<Store>,
+    ledger: Arc<dyn Ledger>,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    woken: bool,
+    stop: bool,
+    ended: bool,
+    /// Attempts under way.
+    running: BTreeMap<Scope, Generation>,
+    /// Failed attempts in a row, and when the next one is due.
+    failed: BTreeMap<Scope, Pause>,
+    /// Requests that are not complete.
+    open: BTreeMap<Generation, Scope>,
+    /// The trash may hold what no removal waits for.
+    garbage: bool,
+    collecting: bool,
+    collect_after: Option<Pause>,
+    listeners: Vec<mpsc::Sender<Generation>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    failures: u32,
+    until: Instant,
+}
+
+impl Pause {
+    fn after(last: Option<Pause>) -> Pause {
+        let failures = last.map_or(0, |p| p.failures) + 1;
+        let pause = limits::FIRST_RETRY * 2_u32.saturating_pow(failures - 1);
+        Pause { failures, until: Instant::now() + pause.min(limits::LAST_RETRY) }
+    }
+
+    fn is_over(this: Option<&Pause>) -> bool {
+        this.is_none_or(|p| p.until <= Instant::now())
+    }
+}
+
+impl Work {
+    /// What can be attempted now. A global removal waits for those under way, and everything else waits for it: what
+    /// is older it takes along, what is newer comes after it.
+    fn startable(&self, pending: &[Pending]) -> Vec<Pending> {
+        let is_due = |p: &&Pending| Pause::is_over(self.failed.get(&p.scope));
+        if let Some(global) = pending.iter().find(|p| p.scope == Scope::Global) {
+            return Some(global).filter(is_due).filter(|_| self.running.is_empty()).cloned().into_iter().collect();
+        }
+        if self.running.contains_key(&Scope::Global) {
+            return Vec::new();
+        }
+        let idle = limits::REMOVALS_AT_ONCE.saturating_sub(self.running.len());
+        let due = pending.iter().filter(|p| !self.running.contains_key(&p.scope)).filter(is_due);
+        due.take(idle).cloned().collect()
+    }
+
+    /// Open requests that a removal settles, one way or the other.
+    fn settled_by(&self, scope: &Scope, generation: Generation) -> Vec<Generation> {
+        let covered = self.open.range(..=generation).filter(|(_, of)| scope.includes(of));
+        covered.map(|(generation, _)| *generation).collect()
+    }
+
+    fn tell(&mut self, generations: &[Generation]) {
+        for generation in generations {
+            self.listeners.retain(|listener| listener.send(*generation).is_ok());
+        }
+    }
+}
+
+impl Agent {
+    pub(super) fn start(store: Arc<Store>, ledger: Arc<dyn Ledger>) -> Result<Arc<Agent>> {
+        let open = ledger.requests()?.into_iter().filter(|r| r.state != State::Complete);
+        let work = Work {
+            woken: true,
+            garbage: true,
+            open: open.map(|r| (r.generation, r.scope)).collect(),
+            ..Work::default()
+        };
+        let agent = Arc::new(Agent { store, ledger, work: Mutex::new(work), changed: Condvar::new() });
+        let running = Arc::clone(&agent);
+        spawn("fencefs-removals", move || running.run())?;
+        Ok(agent)
+    }
+
+    /// Ends attempts where they are, and waits for that.
+    pub(super) fn stop(&self) {
+        self.store.stop_removals();
+        let mut work = self.work.lock();
+        work.stop = true;
+        self.changed.notify_all();
+        while !work.ended {
+            self.changed.wait(&mut work);
+        }
+    }
+
+    /// Has the agent look at the ledger.
+    pub(super) fn wake(&self) {
+        self.work.lock().woken = true;
+        self.changed.notify_all();
+    }
+
+    /// A request was made.
+    pub(super) fn take_on(&self, request: &Request) {
+        let mut work = self.work.lock();
+        if request.state != State::Complete {
+            work.open.insert(request.generation, request.scope.clone());
+        }
+        work.woken = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends the pauses of a scope and of those that include it, or of all.
+    pub(super) fn retry(&self, scope: Option<&Scope>) {
+        let mut work = self.work.lock();
+        work.failed.retain(|failed, _| scope.is_some_and(|scope| !failed.includes(scope)));
+        work.collect_after = None;
+        work.woken = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn outcomes(&self) -> mpsc::Receiver<Generation> {
+        let (sender, receiver) = mpsc::channel();
+        self.work.lock().listeners.push(sender);
+        receiver
+    }
+
+    pub(super) fn open_count(&self) -> usize {
+        self.work.lock().open.len()
+    }
+
+    /// Whether an attempt is under way that a request is part of.
+    pub(super) fn is_running(&self, scope: &Scope, generation: Generation) -> bool {
+        self.work.lock().running.iter().any(|(of, g)| of.includes(scope) && *g >= generation)
+    }
+
+    /// The closed scope whose removal a request is part of.
+    pub(super) fn covering(&self, scope: &Scope, generation: Generation) -> Option<ScopeState> {
+        [&Scope::Global, scope]
+            .into_iter()
+            .filter_map(|s| self.store.scope_state(s))
+            .find(|s| s.generation >= generation)
+    }
+
+    fn run(self: &Arc<Self>) {
+        loop {
+            {
+                let mut work = self.work.lock();
+                while !work.woken && !work.stop {
+                    match self.next_due(&work) {
+                        None => self.changed.wait(&mut work),
+                        Some(due) => {
+                            if self.changed.wait_until(&mut work, due).timed_out() {
+                                break;
+                            }
+                        }
+                    }
+                }
+                work.woken = false;
+                if work.stop {
+                    while !work.running.is_empty() || work.collecting {
+                        self.changed.wait(&mut work);
+                    }
+                    work.ended = true;
+                    self.changed.notify_all();
+                    return;
+                }
+            }
+            if let Err(e) = self.look() {
+                log::warn!("cannot look for pending removals: {e}");
+                self.store.note_error(format!("cannot look for pending removals: {e}"));
+                let mut work = self.work.lock();
+                let again = Instant::now() + limits::LEDGER_RETRY;
+                while !work.stop && !self.changed.wait_until(&mut work, again).timed_out() {}
+                work.woken = true;
+            }
+        }
+    }
+
+    fn next_due(&self, work: &Work) -> Option<Instant> {
+        let now = Instant::now();
+        work.failed.values().chain(&work.collect_after).map(|p| p.until.max(now)).min()
+    }
+
+    /// Starts what is due.
+    fn look(self: &Arc<Self>) -> Result<()> {
+        let pending = self.ledger.poll(self.store.storage().identity())?;
+        self.open_acknowledged(&pending);
+        let mut work = self.work.lock();
+        for removal in work.startable(&pending) {
+            work.running.insert(removal.scope.clone(), removal.generation);
+            let agent = Arc::clone(self);
+            let scope = removal.scope.clone();
+            if let Err(e) = spawn("fencefs-removal", move || agent.attempt(&removal)) {
+                work.running.remove(&scope);
+                return Err(e);
+            }
+        }
+        if work.garbage && !work.collecting && Pause::is_over(work.collect_after.as_ref()) {
+            (work.collecting, work.garbage) = (true, false);
+            let agent = Arc::clone(self);
+            if let Err(e) = spawn("fencefs-trash", move || agent.collect()) {
+                (work.collecting, work.garbage) = (false, true);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// Scopes that are closed though the ledger has their acknowledgement: its answer was lost, or opening failed.
+    fn open_acknowledged(&self, pending: &[Pending]) {
+        for (scope, state) in self.store.closed_scopes() {
+            let is_pending = pending.iter().any(|p| p.scope == scope || p.scope == Scope::Global);
+            let is_running = !self.work.lock().running.is_empty();
+            if !is_pending
+                && !is_running
+                && self.store.storage().applied().covers(&scope, state.generation)
+            {
+                let done = self.store.open_scope(&scope, state.generation);
+                self.settle(&scope, state.generation, done);
+            }
+        }
+    }
+
+    fn attempt(&self, removal: &Pending) {
+        let done = self.apply(removal);
+        let mut work = self.work.lock();
+        work.running.remove(&removal.scope);
+        work.garbage |= removal.mode == Mode::Logical;
+        drop(work);
+        self.settle(&removal.scope, removal.generation, done);
+        self.wake();
+    }
+
+    /// Applied before a restart, a removal needs no more than its acknowledgement.
+    fn apply(&self, removal: &Pending) -> Result<()> {
+        let Pending { scope, generation, .. } = removal;
+        let storage = self.store.storage();
+        if !storage.applied().covers(scope, *generation) {
+            self.store.remove(removal)?;
+        }
+        if let Err(e) = self.ledger.ack(storage.identity(), scope, *generation) {
+            // Perhaps only the answer was lost: what is no longer pending was recorded.
+            let pending = self.ledger.poll(storage.identity())?;
+            if pending.iter().any(|p| p.scope == *scope && p.generation >= *generation) {
+                return Err(e);
+            }
+        }
+        self.store.open_scope(scope, *generation)
+    }
+
+    /// Notes how an attempt ended, and tells who waits for it.
+    fn settle(&self, scope: &Scope, generation: Generation, done: Result<()>) {
+        match &done {
+            Ok(()) => log::info!("removed {scope} up to generation {generation}"),
+            // It goes on at the next start.
+            Err(_) if self.store.is_stopping() => return,
+            Err(e) => {
+                log::error!("removal {generation} of {scope} failed and will be tried again: {e}");
+                self.store.note_removal_failed(scope, e);
+                if let Err(e) = self.ledger.note_failure(generation, &e.to_string()) {
+                    log::warn!("cannot note the failure of removal {generation}: {e}");
+                }
+            }
+        }
+        let mut work = self.work.lock();
+        let settled = work.settled_by(scope, generation);
+        match done {
+            Ok(()) => {
+                work.failed.retain(|failed, _| !scope.includes(failed));
+                work.open.retain(|g, _| !settled.contains(g));
+            }
+            Err(_) => {
+                let pause = Pause::after(work.failed.get(scope).copied());
+                work.failed.insert(scope.clone(), pause);
+            }
+        }
+        work.tell(&settled);
+    }
+
+    fn collect(&self) {
+        let collected = self.store.collect_trash();
+        let mut work = self.work.lock();
+        work.collecting = false;
+        match collected {
+            Ok(_) => work.collect_after = None,
+            Err(_) if self.store.is_stopping() => {}
+            Err(e) => {
+                log::warn!("what was removed logically cannot be deleted yet: {e}");
+                self.store.note_error(format!("cannot empty the trash: {e}"));
+                work.collect_after = Some(Pause::after(work.collect_after));
+                work.garbage = true;
+            }
+        }
+        work.woken = true;
+        self.changed.notify_all();
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
+    spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
+}
+

@@ -1,0 +1,197 @@
+//! Proof of ownership: a path belongs to a tenant when it is a record below that tenant's directory, named by the
+//! digest of the key that it embeds, and embeds that tenant. Nothing else is ever deleted by a removal.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Store;
+use super::object::is_obstacle;
+use crate::error::{Error, Kind, Result};
+use crate::format::{layout, record, record::Record};
+use crate::key::{Digest, Tenant};
+use crate::os::{self, Dir, EntryType};
+use crate::scope::Scope;
+
+/// What is done with what a walk meets. Called from several threads.
+pub(super) trait Visitor: Sync {
+    /// A record that is proven to be the tenant's.
+    fn record(&self, shard: &Dir, name: &[u8]) -> Result<()>;
+    /// Anything else; `at` says where for people, `why` what is wrong with it.
+    fn stranger(&self, dir: &Dir, name: &[u8], at: &str, why: &str) -> Result<()>;
+    /// A shard level whose entries have all been visited.
+    fn walked(&self, above: &Dir, name: &[u8]) -> Result<()>;
+}
+
+/// An epoch directory of a tenant, wherever it stands.
+pub(super) struct EpochDir<'a> {
+    pub(super) dir: &'a Dir,
+    pub(super) tenant: &'a Tenant,
+    /// Its path below the store, for people.
+    pub(super) shown: &'a str,
+}
+
+impl EpochDir<'_> {
+    /// Walks the directory with `threads` threads. What fails does not keep the others from being visited; the first
+    /// error is returned. Ends early, with [`Kind::Busy`], once `stop` is set.
+    pub(super) fn walk(&self, threads: usize, stop: &AtomicBool, visitor: &impl Visitor) -> Result<()> {
+        let uppers = self.dir.entries()?;
+        let next = AtomicUsize::new(0);
+        let failed: Mutex<Option<Error>> = Mutex::new(None);
+        let work = || {
+            while let Some(entry) = uppers.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(e) = self.upper(entry.kind, &entry.name, stop, visitor) {
+                    failed.lock().get_or_insert(e);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn upper(&self, kind: EntryType, name: &[u8], stop: &AtomicBool, visitor: &impl Visitor) -> Result<()> {
+        if kind != EntryType::Dir || !layout::is_shard_level(name) {
+            return visitor.stranger(self.dir, name, self.shown, "it is no shard directory");
+        }
+        let Some(upper) = self.open_level(self.dir, name, self.shown)? else { return Ok(()) };
+        let at = format!("{}/{}", self.shown, name.escape_ascii());
+        let mut failed = None;
+        for entry in upper.entries()? {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::new(Kind::Busy, "the store is being closed"));
+            }
+            let done = if entry.kind == EntryType::Dir && layout::is_shard_level(&entry.name) {
+                self.lower(&upper, [name, &entry.name], &at, visitor)
+            } else {
+                visitor.stranger(&upper, &entry.name, &at, "it is no shard directory")
+            };
+            failed = failed.or(done.err());
+        }
+        match failed {
+            None => visitor.walked(self.dir, name),
+            Some(e) => Err(e),
+        }
+    }
+
+    fn lower(&self, upper: &Dir, shard: [&[u8]; 2], at: &str, visitor: &impl Visitor) -> Result<()> {
+        let Some(dir) = self.open_level(upper, shard[1], at)? else { return Ok(()) };
+        let at = format!("{at}/{}", shard[1].escape_ascii());
+        let shard_name = &at[at.len() - 5..];
+        let mut failed = None;
+        for entry in dir.entries()? {
+            let done = match self.judge(&dir, entry.kind, &entry.name, shard_name) {
+                Ok(Verdict::Proven) => visitor.record(&dir, &entry.name),
+                Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
+                Ok(Verdict::Gone) => Ok(()),
+                Err(e) => Err(e),
+            };
+            let done = done.map_err(|e| e.context(format!("{at}/{}", entry.name.escape_ascii())));
+            failed = failed.or(done.err());
+        }
+        match failed {
+            None => visitor.walked(upper, shard[1]),
+            Some(e) => Err(e),
+        }
+    }
+
+    /// Opens a level; `None` when it vanished (an empty shard was pruned). Another mount there is an error.
+    fn open_level(&self, above: &Dir, name: &[u8], at: &str) -> Result<Option<Dir>> {
+        above.open_dir_if_any(name).map_err(|e| e.context(format!("{at}/{}", name.escape_ascii())))
+    }
+
+    fn judge(&self, dir: &Dir, kind: EntryType, name: &[u8], shard: &str) -> Result<Verdict> {
+        let Some(digest) = Digest::parse(name).filter(|d| layout::shard(*d) == shard) else {
+            return Ok(Verdict::Stranger("its name is no record's here"));
+        };
+        if kind != EntryType::File {
+            return Ok(Verdict::Stranger("it is not a regular file"));
+        }
+        let file = match dir.open_file(name, false) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Verdict::Gone),
+            Err(e) if is_obstacle(&e) => return Ok(Verdict::Stranger("it is not a regular file")),
+            Err(e) => return Err(e),
+        };
+        let Some(packed) = os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64)? else {
+            return Ok(Verdict::Stranger("it has no record metadata"));
+        };
+        Ok(match Record::decode(&packed) {
+            Err(_) => Verdict::Stranger("its record metadata cannot be read"),
+            Ok(record) if record.tenant != *self.tenant => Verdict::Stranger("it belongs to another tenant"),
+            Ok(record) if record.key_at(digest).is_none() => {
+                Verdict::Stranger("its key does not belong to its name")
+            }
+            Ok(_) => Verdict::Proven,
+        })
+    }
+}
+
+enum Verdict {
+    Proven,
+    Stranger(&'static str),
+    Gone,
+}
+
+/// Refuses the first stranger.
+struct MustBeProven<'a>(&'a Tenant);
+
+impl Visitor for MustBeProven<'_> {
+    fn record(&self, _: &Dir, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn stranger(&self, _: &Dir, name: &[u8], at: &str, why: &str) -> Result<()> {
+        Err(unproven(self.0, &format!("{at}/{}", name.escape_ascii()), why))
+    }
+
+    fn walked(&self, _: &Dir, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
+    Error::new(
+        Kind::UnprovenOwnership,
+        format!(
+            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of the store \
+             and try again, or hide the tenant's keys with mode=logical"
+        ),
+    )
+}
+
+impl Store {
+    /// Proves that everything below a tenant's directory is that tenant's, or says what is not. A global scope needs
+    /// no such proof: it never takes what is not a record either.
+    ///
+    /// # Errors
+    /// [`Kind::UnprovenOwnership`], with the path; [`Kind::UnknownTenant`].
+    pub fn prove_ownership(&self, scope: &Scope) -> Result<()> {
+        let Some(tenant) = scope.tenant() else { return Ok(()) };
+        self.home(tenant)?;
+        let shown = format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS);
+        let top = self.tenants_dir.open_dir(tenant.as_str())?;
+        for entry in top.entries()? {
+            let at = format!("{shown}/{}", entry.name.escape_ascii());
+            if entry.kind != EntryType::Dir || layout::parse_epoch(&entry.name).is_none() {
+                return Err(unproven(tenant, &at, "it is no epoch directory"));
+            }
+            let dir = match top.open_dir_if_any(&entry.name) {
+                Ok(Some(dir)) => dir,
+                Ok(None) => continue,
+                Err(e) if is_obstacle(&e) => return Err(unproven(tenant, &at, "it is another filesystem")),
+                Err(e) => return Err(e),
+            };
+            let epoch = EpochDir { dir: &dir, tenant, shown: &at };
+            match epoch.walk(super::trash::threads(), &self.stopping, &MustBeProven(tenant)) {
+                Err(e) if is_obstacle(&e) => return Err(unproven(tenant, &at, &e.to_string())),
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,330 @@
+//! A removal: everything that a scope held below a generation goes, and nothing else.
+//!
+//! Steps, in order, each a fail point of this name:
+//!
+//! | step | what | afterwards |
+//! |---|---|---|
+//! | `removal.fence` | close the fences of the scope | no new mutation; what was admitted and not committed is stale |
+//! | `removal.drain` | wait for the leases in progress | every commit of an older epoch has happened |
+//! | `removal.trash` | rename the epoch directories into `.trash` | no older path exists to commit to |
+//! | `removal.hide` | names leave the index, kernels forget, values being written are given up | ENOENT |
+//! | `removal.delete` | delete what is in the trash, record by record | (a logical removal leaves this for later) |
+//! | `removal.verify` | look again: trash, staging, names | physically and internally empty |
+//! | `removal.sync` | syncfs | stays deleted when power is lost |
+//! | `removal.epoch` | make the new epoch's directories | there is a place for what comes next |
+//! | `ledger.marker` | the applied marker | this generation is never applied again |
+//! | `removal.counters` | usage of the scope is zero | |
+//!
+//! Then the agent acknowledges, and `removal.open` opens the fences under the new epoch. Any step may fail: the scope
+//! stays closed, what it counted stays counted, and the whole may be repeated from the start.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use super::index::{Index, NodeId};
+use super::tenants::Home;
+use super::{Event, Store};
+use crate::config::limits;
+use crate::error::{Error, Kind, Result};
+use crate::format::layout;
+use crate::key::{Epoch, Tenant};
+use crate::ledger::Pending;
+use crate::os::{Dir, EntryType, Timespec};
+use crate::scope::{Generation, Mode, Scope};
+
+/// What to remove: a request that this storage has not applied.
+pub type Removal = Pending;
+
+/// A scope that is closed.
+#[derive(Debug, Clone)]
+pub struct ScopeState {
+    /// The generation that it is being removed for.
+    pub generation: Generation,
+    /// Why the last attempt failed.
+    pub failed: Option<String>,
+    deleted: Arc<AtomicU64>,
+}
+
+impl ScopeState {
+    /// Records deleted so far.
+    pub fn deleted_records(&self) -> u64 {
+        self.deleted.load(Ordering::Relaxed)
+    }
+}
+
+/// The scopes that are closed: pending since the start, being removed, or not yet acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Scopes(BTreeMap<Scope, ScopeState>);
+
+impl Scopes {
+    pub(super) fn new(pending: &[Pending]) -> Scopes {
+        let mut scopes = Scopes::default();
+        for p in pending {
+            scopes.close(&p.scope, p.generation);
+        }
+        scopes
+    }
+
+    fn close(&mut self, scope: &Scope, generation: Generation) -> &mut ScopeState {
+        let fresh = || ScopeState { generation, failed: None, deleted: Arc::default() };
+        let state = self.0.entry(scope.clone()).or_insert_with(fresh);
+        state.generation = state.generation.max(generation);
+        state
+    }
+
+    /// The epoch that a closed tenant will have when it opens.
+    pub(super) fn epoch_of(&self, tenant: &Tenant) -> Option<Epoch> {
+        self.of(tenant).map(|s| s.generation.into()).max()
+    }
+
+    pub(super) fn of(&self, tenant: &Tenant) -> impl Iterator<Item = &ScopeState> {
+        self.0.iter().filter(move |(scope, _)| scope.includes_tenant(tenant)).map(|(_, state)| state)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &ScopeState> {
+        self.0.values()
+    }
+}
+
+impl Store {
+    /// One attempt at a removal, up to the counters. May be repeated, also after a restart.
+    ///
+    /// # Errors
+    /// Whatever the disk says, with the path; the scope stays closed and counted. [`Kind::Busy`] when the store is
+    /// being closed.
+    pub fn remove(&self, removal: &Removal) -> Result<()> {
+        let Removal { scope, generation, mode } = removal;
+        step!("removal.fence");
+        let (homes, deleted) = self.close_scope(scope, *generation);
+        step!("removal.drain");
+        homes.iter().for_each(|home| home.fence.drain());
+        step!("removal.trash");
+        self.trash_scope(scope, *generation)?;
+        step!("removal.hide");
+        homes.iter().try_for_each(|home| self.hide(home, *generation))?;
+        if *mode == Mode::Physical {
+            for trashed in self.trash_of(scope, *generation)? {
+                self.delete_trashed(&trashed, &deleted, &self.stopping)?;
+            }
+        }
+        step!("removal.verify");
+        self.verify_removed(removal)?;
+        step!("removal.sync");
+        rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
+        step!("removal.epoch");
+        homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
+        self.root.storage.mark(scope, *generation)?;
+        step!("removal.counters");
+        let mut index = self.index.lock();
+        homes.iter().for_each(|home| index.forget_hidden(home.number));
+        drop(index);
+        self.wake_keeper();
+        Ok(())
+    }
+
+    /// Closes a scope's fences towards `generation`. Tenants that are made meanwhile are born closed.
+    fn close_scope(&self, scope: &Scope, generation: Generation) -> (Vec<Arc<Home>>, Arc<AtomicU64>) {
+        let _names = self.tenant_changes.lock();
+        let deleted = {
+            let mut scopes = self.scopes.lock();
+            let state = scopes.close(scope, generation);
+            state.failed = None;
+            Arc::clone(&state.deleted)
+        };
+        let homes: Vec<_> = self.homes_in(scope);
+        homes.iter().for_each(|home| home.fence.close(generation.into()));
+        (homes, deleted)
+    }
+
+    fn homes_in(&self, scope: &Scope) -> Vec<Arc<Home>> {
+        let index = self.index.lock();
+        let homes = index.tenants.iter().filter(|t| t.live && scope.includes_tenant(&t.home.tenant));
+        homes.map(|t| Arc::clone(&t.home)).collect()
+    }
+
+    /// Renames every older epoch directory of the scope into the trash, whether the index knows its tenant or not.
+    fn trash_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
+        for entry in self.tenants_dir.entries()? {
+            let Ok(tenant) = Tenant::new(&entry.name) else { continue };
+            if entry.kind != EntryType::Dir || !scope.includes_tenant(&tenant) {
+                continue;
+            }
+            let Some(top) = self.tenants_dir.open_dir_if_any(&entry.name)? else { continue };
+            for entry in top.entries()? {
+                match layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) {
+                    Some(epoch) if epoch < generation.into() => {
+                        self.move_to_trash(&top, &tenant, epoch, generation)?;
+                    }
+                    Some(_) => {}
+                    None => self.keep_beside_epochs(&top, &tenant, &entry.name)?,
+                }
+            }
+        }
+        step!("removal.trashed");
+        Ok(())
+    }
+
+    fn keep_beside_epochs(&self, top: &Dir, tenant: &Tenant, name: &[u8]) -> Result<()> {
+        let at = format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS);
+        self.keep_stranger(tenant, top, name, &at, "it is no epoch directory")
+    }
+
+    /// Takes every name below a tenant's directory out of the index, gives up what is being written under an older
+    /// epoch, and waits until nobody believes in any of it.
+    fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
+        if home.epoch >= generation.into() {
+            return Ok(());
+        }
+        let directory = self.index.lock().tenants[home.number as usize].node;
+        let mut known = Vec::new();
+        let mut below = vec![directory];
+        while let Some(&dir) = below.last() {
+            // In pieces, so that others get at the index.
+            let mut index = self.index.lock();
+            let children = index.children(dir, limits::HIDDEN_AT_ONCE);
+            if children.is_empty() {
+                below.pop();
+                if dir != directory {
+                    hide_one(&mut index, dir, &mut known);
+                }
+                continue;
+            }
+            for child in children {
+                if index.dir(child).is_ok_and(|d| !d.children.is_empty()) {
+                    below.push(child);
+                } else {
+                    hide_one(&mut index, child, &mut known);
+                }
+            }
+            parking_lot::MutexGuard::unlock_fair(index);
+        }
+        self.give_up_staged(home)?;
+        let (forgotten, wait) = mpsc::channel();
+        let name = home.tenant.as_str().as_bytes().into();
+        self.tell(Event::Emptied { directory, name, known, forgotten });
+        // Ends when the other end is dropped. Whoever is too slow finds out when it asks: nothing opens any more.
+        if wait.recv_timeout(limits::FORGET_WAIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            log::warn!("the kernel is slow to forget the removed keys of tenant {}", home.tenant);
+        }
+        Ok(())
+    }
+
+    /// Looks again, at the disk and in memory.
+    fn verify_removed(&self, removal: &Removal) -> Result<()> {
+        let left = |what: String| Err(Error::new(Kind::NotEmpty, format!("{what} is left after the removal")));
+        let Removal { scope, generation, mode } = removal;
+        if *mode == Mode::Physical
+            && let Some(trashed) = self.trash_of(scope, *generation)?.first()
+        {
+            return left(trashed.shown());
+        }
+        for home in self.homes_in(scope) {
+            for entry in home.top.entries()? {
+                if layout::parse_epoch(&entry.name).is_none_or(|e| e < (*generation).into()) {
+                    return left(format!("data/t/{}/{}", home.tenant, entry.name.escape_ascii()));
+                }
+            }
+            if home.epoch < (*generation).into() {
+                let index = self.index.lock();
+                if !index.dir(index.tenants[home.number as usize].node)?.children.is_empty() {
+                    return left(format!("a name of tenant {}", home.tenant));
+                }
+                drop(index);
+                if let Some(name) = self.staged_below(&home)? {
+                    return left(format!("data/{}/{name}", layout::STAGING));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
+    fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
+        let epoch = Epoch::from(generation);
+        if home.epoch >= epoch {
+            return Ok(());
+        }
+        let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
+        let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        top.sync()?;
+        let next = Home {
+            tenant: home.tenant.clone(),
+            number: home.number,
+            epoch,
+            top,
+            dir,
+            fence: Arc::clone(&home.fence),
+            durable_shards: Default::default(),
+        };
+        self.index.lock().tenants[home.number as usize].home = Arc::new(next);
+        Ok(())
+    }
+
+    /// The removal is acknowledged: the scope is ready under its new epoch, unless a later removal holds it.
+    pub fn open_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
+        step!("removal.open");
+        let _names = self.tenant_changes.lock();
+        let mut scopes = self.scopes.lock();
+        // A global removal is done with what earlier requests of its tenants were about.
+        scopes.0.retain(|other, state| !(scope.includes(other) && state.generation <= generation));
+        for home in self.homes_in(scope) {
+            if scopes.epoch_of(&home.tenant).is_none() {
+                home.fence.open(home.epoch);
+            }
+        }
+        drop(scopes);
+        self.tell(Event::Opened);
+        Ok(())
+    }
+
+    /// Shows in the status that an attempt at a closed scope failed.
+    pub fn note_removal_failed(&self, scope: &Scope, error: &Error) {
+        if let Some(state) = self.scopes.lock().0.get_mut(scope) {
+            state.failed = Some(error.to_string());
+        }
+        self.note_error(format!("removal of {scope}: {error}"));
+    }
+
+    /// The scopes that are closed.
+    pub fn closed_scopes(&self) -> Vec<(Scope, ScopeState)> {
+        self.scopes.lock().0.iter().map(|(scope, state)| (scope.clone(), state.clone())).collect()
+    }
+
+    /// The state of a scope that is closed.
+    pub fn scope_state(&self, scope: &Scope) -> Option<ScopeState> {
+        self.scopes.lock().0.get(scope).cloned()
+    }
+
+    /// Deletes what logical removals, and the crashes of others, left in the trash; whether something was there.
+    /// What belongs to a scope that is closed is left to its removal.
+    pub fn collect_trash(&self) -> Result<bool> {
+        let mut trash = self.list_trash()?;
+        trash.retain(|t| self.scopes.lock().epoch_of(&t.tenant).is_none());
+        for trashed in &trash {
+            self.delete_trashed(trashed, &AtomicU64::new(0), &self.stopping)?;
+        }
+        Ok(!trash.is_empty())
+    }
+
+    /// Has long work end where it is: the store is about to be closed.
+    pub fn stop_removals(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether long work is to end.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+}
+
+/// A node that lost its name meanwhile needs no hiding.
+fn hide_one(index: &mut Index, id: NodeId, known: &mut Vec<NodeId>) {
+    if index.linked(id).is_ok_and(|n| n.refs > 0) {
+        known.push(id);
+    }
+    if let Err(e) = index.hide(id, Timespec::now()) {
+        log::debug!("already gone: {e}");
+    }
+}

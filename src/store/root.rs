@@ -1,0 +1,180 @@
+//! The root of a store before it is opened: locked, of a known format, with its identity and its ledger.
+//!
+//! INVARIANT: the format file comes first, then the ledger, then the managed data; so where data is, a ledger was, and
+//! one that is missing or damaged is never made anew: it says what was removed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::error::{Error, Kind, Result};
+use crate::format::layout;
+use crate::format::superblock::Superblock;
+use crate::ledger::{Database, StorageFile};
+use crate::os::{self, Dir, RenameHow, XattrMode};
+
+/// A store that this process holds, and has not recovered yet.
+#[derive(Debug)]
+pub struct StoreRoot {
+    pub(super) dir: Dir,
+    pub(super) path: PathBuf,
+    /// Holds the flock for as long as the store is open.
+    pub(super) _lock: std::fs::File,
+    pub(super) storage: Arc<StorageFile>,
+    ledger: Arc<Database>,
+}
+
+impl StoreRoot {
+    /// Creates or takes over the store at `root`. Nothing of its data is touched.
+    pub fn lock(root: &Path) -> Result<StoreRoot> {
+        std::fs::create_dir_all(root)
+            .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
+        let path = root
+            .canonicalize()
+            .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
+        let dir = Dir::open_root(&path)?;
+        refuse_what_is_no_store(&dir, &path)?;
+        let lock = take_lock(&dir, &path)?;
+        let superblock = open_superblock(&dir, &path)?;
+        let ledger = open_ledger(&dir, &path, superblock.storage_id)?;
+        let storage = Arc::new(StorageFile::open(Arc::clone(&ledger))?);
+        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger })
+    }
+
+    /// The identity of the store.
+    pub fn storage_id(&self) -> Uuid {
+        self.storage.identity()
+    }
+
+    /// What the storage keeps of itself.
+    pub fn storage(&self) -> &Arc<StorageFile> {
+        &self.storage
+    }
+
+    /// The store's ledger file.
+    pub fn ledger(&self) -> &Arc<Database> {
+        &self.ledger
+    }
+
+    /// The managed root, made where it is missing.
+    pub(super) fn data(&self) -> Result<Dir> {
+        let data = self.dir.ensure_dir(layout::DATA, 0o700)?;
+        require_xattrs(&data, &self.path)?;
+        Ok(data)
+    }
+}
+
+fn open_ledger(root: &Dir, path: &Path, storage_id: Uuid) -> Result<Arc<Database>> {
+    if root.stat(layout::LEDGER)?.is_none() {
+        if root.stat(layout::DATA)?.is_some() {
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!(
+                    "{} has data and no {}: what was removed is not known any more; restore that file from a backup \
+                     of this store, or begin a new store",
+                    path.display(),
+                    layout::LEDGER
+                ),
+            ));
+        }
+        let temporary = format!("{}.new", layout::LEDGER);
+        root.unlink(&temporary)?;
+        Database::initialise(root.create_file(&temporary, 0o600)?, storage_id)?;
+        root.rename(&temporary, root, layout::LEDGER, RenameHow::NoReplace)?;
+        root.sync()?;
+    }
+    let beside = Dir::open_root(path)?;
+    Database::open(move || beside.open_file(layout::LEDGER, true), storage_id)
+}
+
+pub(super) fn write_root_file(root: &Dir, name: &str, bytes: &[u8]) -> Result<()> {
+    let temporary = format!("{name}.new");
+    root.unlink(&temporary)?;
+    let file = root.create_file(&temporary, 0o600)?;
+    std::io::Write::write_all(&mut &file, bytes).map_err(|e| Error::os(format!("cannot write {name}"), e))?;
+    os::sync_file(&file)?;
+    root.rename(&temporary, root, name, RenameHow::Replace)?;
+    root.sync()
+}
+
+fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
+    let file = match root.open_file(layout::LOCK, true)? {
+        Some(file) => file,
+        None => match root.create_file(layout::LOCK, 0o600) {
+            Ok(file) => file,
+            Err(e) if e.kind() == Kind::Exists => root.open_file(layout::LOCK, true)?.ok_or(e)?,
+            Err(e) => return Err(e),
+        },
+    };
+    if !os::lock_exclusive(&file)? {
+        let mut holder = String::new();
+        std::io::Read::read_to_string(&mut &file, &mut holder)
+            .map_err(|e| Error::os("cannot read the lock file", e))?;
+        return Err(Error::new(
+            Kind::Locked,
+            format!("cannot open store {}: held by pid {} (unmount it first)", path.display(), holder.trim()),
+        ));
+    }
+    os::truncate(&file, 0)?;
+    std::io::Write::write_all(&mut &file, format!("{}\n", std::process::id()).as_bytes())
+        .map_err(|e| Error::os("cannot write the lock file", e))?;
+    Ok(file)
+}
+
+/// Before anything there is touched, the lock file included.
+fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
+    if root.stat(layout::SUPERBLOCK)?.is_some() {
+        return Ok(());
+    }
+    for name in [layout::DATA, layout::LEDGER, layout::ORDER, layout::LOCK] {
+        if root.stat(name)?.is_none() || (name == layout::LOCK && is_our_lock(root)?) {
+            continue;
+        }
+        return Err(Error::new(
+            Kind::Corrupt,
+            format!(
+                "{} has a {name} but no {} file: it is not a store, or its format file was lost",
+                path.display(),
+                layout::SUPERBLOCK
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the lock file is one that a daemon wrote, perhaps in a start that went no further.
+fn is_our_lock(root: &Dir) -> Result<bool> {
+    let Some(file) = root.open_file(layout::LOCK, false)? else { return Ok(false) };
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::Read::take(&file, 64), &mut text)
+        .map_err(|e| Error::os("cannot read the lock file", e))?;
+    Ok(text.trim_ascii().iter().all(u8::is_ascii_digit))
+}
+
+fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
+    if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut &file, &mut text)
+            .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
+        return Superblock::decode(&text);
+    }
+    refuse_what_is_no_store(root, path)?;
+    let superblock = Superblock::new();
+    write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
+    Ok(superblock)
+}
+
+fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {
+    os::xattr_set(data, "user.fencefs.probe", b"1", XattrMode::Set).map_err(|e| match e.kind() {
+        Kind::Unsupported | Kind::Io(libc::EPERM) => Error::new(
+            Kind::Unsupported,
+            format!(
+                "the filesystem of {} has no user extended attributes; put the store on ext4, XFS, btrfs or tmpfs (Linux 6.6)",
+                path.display()
+            ),
+        ),
+        _ => e,
+    })?;
+    os::xattr_remove(data, "user.fencefs.probe").map(drop)
+}

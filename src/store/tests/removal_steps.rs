@@ -1,0 +1,273 @@
+//! Every named step of a removal: failing while the process lives, crashing, and stalling while others go on.
+
+use std::process::Command;
+use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fail::FailScenario;
+
+use super::removal::{fill, global, of, of_tenant, open_pending, status_of};
+use super::*;
+use crate::ledger::Pending;
+use crate::os::RenameHow;
+
+/// The steps of [`Store::remove`], in order.
+const STEPS: [&str; 11] = [
+    "removal.fence",
+    "removal.drain",
+    "removal.trash",
+    "removal.trashed",
+    "removal.hide",
+    "removal.delete",
+    "removal.verify",
+    "removal.sync",
+    "removal.epoch",
+    "ledger.marker",
+    "removal.counters",
+];
+
+struct Rig {
+    bench: Bench,
+    _scenario: FailScenario<'static>,
+}
+
+fn rig() -> Rig {
+    let bench = Bench::new(StoreSettings::default());
+    let scenario = FailScenario::setup();
+    fill(&bench, "a");
+    fill(&bench, "b");
+    Rig { bench, _scenario: scenario }
+}
+
+fn removals() -> [Pending; 2] {
+    [of_tenant("a", 1), global(1)]
+}
+
+/// What must hold once a removal went through, however long it took.
+#[track_caller]
+fn assert_removed(store: &Arc<Store>, removal: &Pending, what: &str) {
+    store.open_scope(&removal.scope, removal.generation).unwrap();
+    let b_goes = removal.scope.includes_tenant(&tenant("b"));
+    assert_eq!(of(store, "a"), [b""; 0], "{what}");
+    assert_eq!(status_of(store, "a"), (1, "ready", 0, 0), "{what}");
+    assert_eq!(of(store, "b").len(), if b_goes { 0 } else { 6 }, "{what}");
+    assert_eq!(names_in(&store.path().join("data/.trash")), [""; 0], "{what}");
+    assert_eq!(names_in(&store.path().join("data/t/a")), ["1"], "{what}");
+    assert_sound(store);
+    put_in(store, store.tenant_node(&tenant("a")).unwrap(), b"new", b"value").expect(what);
+    assert_sound(store);
+}
+
+#[test]
+fn a_failed_step_leaves_the_scope_closed_and_counted_and_can_be_repeated() {
+    for removal in removals() {
+        for step in STEPS {
+            let rig = rig();
+            let store = &rig.bench;
+            let (a, b) = (status_of(store, "a"), status_of(store, "b"));
+            fail::cfg(step, "return").unwrap();
+            let e = store.remove(&removal).expect_err(step);
+            assert!(e.to_string().contains(step), "{step}: {e}");
+            store.note_removal_failed(&removal.scope, &e);
+            let applied = store.storage().applied().covers(&removal.scope, removal.generation);
+            assert_eq!(applied, step == "removal.counters", "{step}");
+            // No false zero: what was counted is counted until all of it is gone for good.
+            let now = status_of(store, "a");
+            assert_eq!((now.2, now.3), (a.2, a.3), "{step}");
+            if step != "removal.fence" {
+                assert_eq!(now.1, "failed", "{step}");
+                let dir = store.tenant_node(&tenant("a")).unwrap();
+                assert_eq!(put_in(store, dir, b"k", b"v").unwrap_err().kind(), Kind::Busy, "{step}");
+            }
+            assert_eq!(store.check(), [""; 0], "{step}");
+            if removal == of_tenant("a", 1) {
+                assert_eq!(status_of(store, "b"), b, "{step}");
+            }
+            fail::remove(step);
+            store.remove(&removal).expect(step);
+            assert_removed(store, &removal, step);
+        }
+    }
+}
+
+/// A copy of the store's directory as it is at a step: what was visible survives the crash.
+fn crashed_at(rig: &Rig, step: &str, times_before: usize, removal: &Pending) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (rig.bench.root(), dir.path().join("store"));
+    let (seen, copied) = (std::sync::atomic::AtomicUsize::new(0), AtomicBool::new(false));
+    let copy = move || {
+        if seen.fetch_add(1, Ordering::SeqCst) == times_before && !copied.swap(true, Ordering::SeqCst) {
+            let done = Command::new("cp").arg("-a").arg("--sparse=never").args([&from, &to]).status();
+            assert!(done.unwrap().success());
+        }
+    };
+    fail::cfg_callback(step, copy).unwrap();
+    rig.bench.remove(removal).unwrap();
+    fail::remove(step);
+    dir
+}
+
+#[test]
+fn a_crash_at_any_step_is_followed_by_the_same_removal() {
+    for removal in removals() {
+        for (step, times_before) in STEPS.into_iter().map(|s| (s, 0)).chain([("removal.delete", 3)]) {
+            let rig = rig();
+            let dir = crashed_at(&rig, step, times_before, &removal);
+            let store = open_pending(&dir.path().join("store"), std::slice::from_ref(&removal));
+            assert_eq!(of(&store, "a"), [b""; 0], "{step}: nothing of a pending scope is recovered");
+            assert_eq!(status_of(&store, "a").1, "removing", "{step}");
+            // Where the marker is there, the agent does not even ask for this.
+            store.remove(&removal).expect(step);
+            assert_removed(&store, &removal, step);
+        }
+    }
+}
+
+/// Some records could not be deleted: nothing is acknowledged, zeroed or forgotten.
+#[test]
+fn a_partial_deletion_is_counted_in_full_and_repeated() {
+    let rig = rig();
+    let before = status_of(&rig.bench, "a");
+    fail::cfg("removal.delete", "2*off->1*return->off").unwrap();
+    rig.bench.remove(&of_tenant("a", 1)).unwrap_err();
+    assert!(!names_in(&rig.bench.root().join("data/.trash")).is_empty());
+    let now = status_of(&rig.bench, "a");
+    assert_eq!((now.2, now.3), (before.2, before.3));
+    assert!(!rig.bench.storage().applied().covers(&of_tenant("a", 1).scope, of_tenant("a", 1).generation));
+    rig.bench.remove(&of_tenant("a", 1)).unwrap();
+    assert_removed(&rig.bench, &of_tenant("a", 1), "after a partial deletion");
+}
+
+/// The disk itself refuses one record; the error names it.
+#[test]
+fn a_record_that_cannot_be_deleted_is_named() {
+    let rig = rig();
+    put(&rig.bench, b"stubborn", b"v").unwrap();
+    if !rig.bench.set_immutable(b"stubborn", true) {
+        return;
+    }
+    let removal = Pending { scope: crate::scope::Scope::Tenant(tenant("default")), ..of_tenant("a", 1) };
+    let e = rig.bench.remove(&removal).unwrap_err();
+    let name = rig.bench.record(b"stubborn").file_name().unwrap().to_string_lossy().into_owned();
+    let at = e.to_string();
+    assert!(at.contains("data/.trash/1/default@0.") && at.contains(&name), "{at}");
+    let trashed = find(&rig.bench.root().join("data/.trash"), &name);
+    assert!(Command::new("chattr").arg("-i").arg(trashed).status().unwrap().success());
+    rig.bench.remove(&removal).unwrap();
+    assert_eq!(names_in(&rig.bench.root().join("data/.trash")), [""; 0]);
+}
+
+fn find(dir: &Path, name: &str) -> PathBuf {
+    let found = Command::new("find").arg(dir).args(["-name", name]).output().unwrap();
+    PathBuf::from(String::from_utf8(found.stdout).unwrap().trim())
+}
+
+/// Stalls whoever comes to a step, until it is told to go on.
+struct Stall {
+    step: &'static str,
+    came: mpsc::Receiver<()>,
+    go_on: mpsc::Sender<()>,
+}
+
+impl Stall {
+    fn at(step: &'static str) -> Stall {
+        let (tell, came) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        let stall = move || {
+            if tell.send(()).is_ok() {
+                // The end of the test lets everybody go.
+                wait.lock().recv().unwrap_or_default();
+            }
+        };
+        fail::cfg_callback(step, stall).unwrap();
+        Stall { step, came, go_on }
+    }
+
+    fn release(self) {
+        fail::remove(self.step);
+        drop(self.came);
+        drop(self.go_on);
+    }
+}
+
+/// A write that holds its lease finishes first, and its value goes with the rest.
+#[test]
+fn a_commit_in_progress_finishes_before_anything_is_deleted() {
+    let rig = rig();
+    let store = Arc::clone(&rig.bench);
+    let a = store.tenant_node(&tenant("a")).unwrap();
+    let publishing = Stall::at("publish.rename");
+    let writer = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || put_in(&store, a, b"in progress", b"v").map(drop)
+    });
+    publishing.came.recv().unwrap();
+    let trashed = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&trashed);
+    fail::cfg_callback("removal.trash", move || seen.store(true, Ordering::SeqCst)).unwrap();
+    let remover = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || store.remove(&of_tenant("a", 1))
+    });
+    // The fence closes at once; the removal goes no further while the lease is held.
+    while stage(&store, a, b"later", b"v").is_ok() {
+        std::thread::yield_now();
+    }
+    assert!(!trashed.load(Ordering::SeqCst), "trashed below a commit in progress");
+    publishing.release();
+    writer.join().unwrap().unwrap();
+    remover.join().unwrap().unwrap();
+    assert!(trashed.load(Ordering::SeqCst));
+    assert_removed(&store, &of_tenant("a", 1), "after a commit in progress");
+}
+
+/// While one tenant's records are being deleted, the others write, read, rename, evict and recount.
+#[test]
+fn other_tenants_go_on_during_a_removal() {
+    for step in ["removal.drain", "removal.trash", "removal.hide", "removal.delete", "removal.verify", "removal.sync"] {
+        let rig = rig();
+        let store = Arc::clone(&rig.bench);
+        let b = store.tenant_node(&tenant("b")).unwrap();
+        let stall = Stall::at(step);
+        let remover = std::thread::spawn({
+            let store = Arc::clone(&store);
+            move || store.remove(&of_tenant("a", 1))
+        });
+        stall.came.recv().unwrap();
+        put_in(&store, b, b"new", &[3; 9000]).expect(step);
+        store.rename((b, b"new"), (b, b"renamed"), RenameHow::Replace).expect(step);
+        let id = store.child(b, b"renamed").unwrap();
+        assert_eq!(read(&store, id).unwrap(), [3; 9000], "{step}");
+        store.unlink(b, b"link").expect(step);
+        store.truncate(id, 10).expect(step);
+        assert!(store.evict(id, crate::store::room::Reason::Command).expect(step) > 0, "{step}");
+        assert_eq!(status_of(&store, "b").1, "ready", "{step}");
+        let a = store.tenant_node(&tenant("a")).unwrap();
+        assert_eq!(put_in(&store, a, b"k", b"v").unwrap_err().kind(), Kind::Busy, "{step}");
+        assert_eq!(store.check(), [""; 0], "{step}");
+        stall.release();
+        remover.join().unwrap().unwrap();
+        store.open_scope(&of_tenant("a", 1).scope, of_tenant("a", 1).generation).unwrap();
+        assert_sound(&store);
+    }
+}
+
+/// A store that is being closed does not wait for a long deletion; the next start goes on with it.
+#[test]
+fn a_removal_ends_where_it_is_when_the_store_closes() {
+    let mut rig = rig();
+    let stall = Stall::at("removal.delete");
+    let remover = std::thread::spawn({
+        let store = Arc::clone(&rig.bench);
+        move || store.remove(&of_tenant("a", 1)).map_err(|e| e.kind())
+    });
+    stall.came.recv().unwrap();
+    rig.bench.stop_removals();
+    stall.release();
+    assert_eq!(remover.join().unwrap(), Err(Kind::Busy));
+    rig.bench.drop_store();
+    let store = open_pending(&rig.bench.root(), &[of_tenant("a", 1)]);
+    store.remove(&of_tenant("a", 1)).unwrap();
+    assert_removed(&store, &of_tenant("a", 1), "after a stop");
+}

@@ -1,0 +1,184 @@
+//! The trash: epoch directories that a removal has taken from their tenants, as `.trash/<generation>/<tenant>@<epoch>.<n>`.
+//! What is in it is nobody's any more; it is deleted record by record, each proven to be the tenant's. Strangers in it
+//! are kept in `.quarantine`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::Store;
+use super::proof::{EpochDir, Visitor};
+use crate::config::limits;
+use crate::error::{Error, Kind, Result};
+use crate::format::layout;
+use crate::key::{Epoch, Tenant};
+use crate::os::{Dir, EntryType, RenameHow};
+use crate::scope::{Generation, Scope};
+
+/// An epoch directory in the trash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Trashed {
+    /// The removal that took it.
+    generation: Generation,
+    pub(super) tenant: Tenant,
+    pub(super) epoch: Epoch,
+    name: String,
+}
+
+impl Trashed {
+    fn parse(generation: Generation, name: &[u8]) -> Option<Trashed> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (tenant, rest) = name.split_once('@')?;
+        let (epoch, serial) = rest.split_once('.')?;
+        serial.parse::<u64>().ok()?;
+        Some(Trashed {
+            generation,
+            tenant: Tenant::new(tenant.as_bytes()).ok()?,
+            epoch: layout::parse_epoch(epoch.as_bytes())?,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Its path below the store.
+    pub(super) fn shown(&self) -> String {
+        format!("{}/{}/{}/{}", layout::DATA, layout::TRASH, self.generation, self.name)
+    }
+}
+
+/// Threads that delete or prove: enough to keep a disk busy, and no more than half of what others need too.
+pub(super) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(limits::REMOVAL_THREADS))
+}
+
+/// Deletes what is proven, keeps what is not.
+struct Delete<'a> {
+    store: &'a Store,
+    tenant: &'a Tenant,
+    deleted: &'a AtomicU64,
+}
+
+impl Visitor for Delete<'_> {
+    fn record(&self, shard: &Dir, name: &[u8]) -> Result<()> {
+        step!("removal.delete");
+        if shard.unlink(name)? {
+            self.deleted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn stranger(&self, dir: &Dir, name: &[u8], at: &str, why: &str) -> Result<()> {
+        self.store.keep_stranger(self.tenant, dir, name, at, why)
+    }
+
+    fn walked(&self, above: &Dir, name: &[u8]) -> Result<()> {
+        above.rmdir(name).map(drop)
+    }
+}
+
+impl Store {
+    /// Takes an epoch directory from a tenant. Afterwards no path leads to it.
+    pub(super) fn move_to_trash(
+        &self,
+        top: &Dir,
+        tenant: &Tenant,
+        epoch: Epoch,
+        generation: Generation,
+    ) -> Result<()> {
+        let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
+        let name = format!("{tenant}@{epoch}.{}", self.next_serial());
+        top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
+            .map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+    }
+
+    /// What is in the trash of a scope and older than `generation`.
+    pub(super) fn trash_of(&self, scope: &Scope, generation: Generation) -> Result<Vec<Trashed>> {
+        let mut trash = self.list_trash()?;
+        trash.retain(|t| scope.includes_tenant(&t.tenant) && t.epoch < generation.into());
+        Ok(trash)
+    }
+
+    /// All that is in the trash. Strangers there are left where they are.
+    pub(super) fn list_trash(&self) -> Result<Vec<Trashed>> {
+        let mut found = Vec::new();
+        for entry in self.trash.entries()? {
+            let generation = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir);
+            let Some(generation) = generation.map(|e| Generation(e.0)) else {
+                log::warn!(
+                    "data/.trash/{} is no removal's; it is left where it is",
+                    entry.name.escape_ascii()
+                );
+                continue;
+            };
+            let Some(dir) = self.trash.open_dir_if_any(&entry.name)? else { continue };
+            for entry in dir.entries()? {
+                match Trashed::parse(generation, &entry.name) {
+                    Some(trashed) if entry.kind == EntryType::Dir => found.push(trashed),
+                    _ => log::warn!(
+                        "data/.trash/{generation}/{} is no tenant's; it is left where it is",
+                        entry.name.escape_ascii()
+                    ),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Deletes one epoch directory of the trash, and its generation's where that is the last. May be repeated.
+    pub(super) fn delete_trashed(
+        &self,
+        trashed: &Trashed,
+        deleted: &AtomicU64,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let generation = trashed.generation.to_string();
+        let Some(above) = self.trash.open_dir_if_any(&generation)? else { return Ok(()) };
+        let Some(dir) = above.open_dir_if_any(&trashed.name)? else { return Ok(()) };
+        let shown = trashed.shown();
+        let delete = Delete { store: self, tenant: &trashed.tenant, deleted };
+        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), stop, &delete)?;
+        above.rmdir(&trashed.name).map_err(|e| e.context(&shown))?;
+        // Another tenant's directory, or a stranger, may be there still.
+        match self.trash.rmdir(&generation) {
+            Err(e) if e.kind() != Kind::NotEmpty => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps something aside that stands in a removal's way and is nobody's record.
+    pub(super) fn keep_stranger(
+        &self,
+        tenant: &Tenant,
+        dir: &Dir,
+        name: &[u8],
+        at: &str,
+        why: &str,
+    ) -> Result<()> {
+        let path = format!("{at}/{}", name.escape_ascii());
+        if self.quarantine_dir.entries()?.len() >= limits::QUARANTINED_RECORDS {
+            return Err(Error::new(
+                Kind::NotEmpty,
+                format!("{path} is no record of tenant {tenant} ({why}), and data/.quarantine is full: empty it"),
+            ));
+        }
+        let kept = format!("{tenant}.stranger.{}", self.next_serial());
+        match dir.rename(name, &self.quarantine_dir, &kept, RenameHow::NoReplace) {
+            Err(e) if e.kind() == Kind::NotFound => return Ok(()),
+            done => done.map_err(|e| e.context(&path))?,
+        }
+        log::warn!("{path} is no record of tenant {tenant} ({why}); moved to data/{}/{kept}", layout::QUARANTINE);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_trash_have_one_spelling() {
+        let trashed = Trashed::parse(Generation(7), b"a.b@3.12").unwrap();
+        assert_eq!((trashed.tenant.as_str(), trashed.epoch), ("a.b", Epoch(3)));
+        assert_eq!(trashed.shown(), "data/.trash/7/a.b@3.12");
+        for bad in ["a", "a@3", "@3.1", "a@.1", "a@03.1", "a@3.x", ".a@3.1", "a@3.1.2"] {
+            assert_eq!(Trashed::parse(Generation(7), bad.as_bytes()), None, "{bad}");
+        }
+    }
+}
