@@ -238,6 +238,18 @@ pub mod limits {
     pub const FORGET_WAIT: Duration = Duration::from_secs(5);
     /// How long a look-up waits for a value whose last close is on its way.
     pub const SETTLE_WAIT: Duration = Duration::from_millis(10);
+    /// Longest id of a removal request.
+    pub const REQUEST_ID_BYTES: usize = 1024;
+    /// Complete removal requests that the ledger keeps.
+    pub const KEPT_REQUESTS: u64 = 10_000;
+    /// Requests older than those whose id still answers.
+    pub const KEPT_REQUEST_IDS: u64 = 100_000;
+    /// Records that one submission drops at most, so that none pays for all.
+    pub const DROPPED_AT_ONCE: usize = 16;
+    /// Tokens that a storage may have offered without an answer.
+    pub const OPEN_TOKENS: usize = 64;
+    /// What the ledger caches of its file.
+    pub const LEDGER_CACHE_BYTES: usize = 8 << 20;
 }
 
 fn invalid(sentence: impl Into<String>) -> Error {

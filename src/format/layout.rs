@@ -8,7 +8,7 @@ pub const SUPERBLOCK: &str = "FENCEFS";
 pub const LOCK: &str = "lock";
 /// Eviction order at the last clean stop: a hint, never evidence that a key exists.
 pub const ORDER: &str = "order";
-/// Identity, removal requests and applied markers (redb): outside the managed data.
+/// Storage identity, removal requests, applied markers: outside the managed data.
 pub const LEDGER: &str = "ledger.redb";
 /// The managed root. Whatever stands beside it is not touched.
 pub const DATA: &str = "data";

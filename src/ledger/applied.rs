@@ -20,11 +20,18 @@ impl Applied {
         self.tenants.get(tenant).copied().unwrap_or_default().max(self.global).into()
     }
 
+    /// The highest generation of exactly this scope.
+    pub fn of(&self, scope: &Scope) -> Generation {
+        match scope {
+            Scope::Global => self.global,
+            Scope::Tenant(tenant) => self.tenants.get(tenant).copied().unwrap_or_default(),
+        }
+    }
+
     /// Whether a request has been applied. A global request is covered by a global marker alone; one of a tenant
     /// also by a later global one.
     pub fn covers(&self, scope: &Scope, generation: Generation) -> bool {
-        let of_tenant = scope.tenant().and_then(|t| self.tenants.get(t)).copied().unwrap_or_default();
-        generation <= of_tenant.max(self.global)
+        generation <= self.of(scope).max(self.global)
     }
 
     /// Notes an applied request. Never goes back.

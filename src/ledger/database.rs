@@ -1,5 +1,184 @@
 //! The file `ledger.redb`: opened once a store, shared by the ledger and the storage's own markers.
 
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redb::{Builder, Durability, ReadTransaction, ReadableDatabase, WriteTransaction};
+use uuid::Uuid;
+
+use super::backend::Backend;
+use super::failure::{caught, corrupt};
+use super::tables;
+use crate::config::limits;
+use crate::error::{Error, Kind, Result};
+
 /// An open ledger file.
-#[derive(Debug)]
-pub struct Database {}
+///
+/// After an error of the disk redb refuses everything until the file is opened anew; that happens by itself at the
+/// next use, so a disk that has space again, or a passing error, needs no restart.
+pub struct Database {
+    path: PathBuf,
+    storage: Uuid,
+    source: Box<dyn Fn() -> Result<File> + Send + Sync>,
+    /// Absent after an error, until the next use.
+    open: RwLock<Option<redb::Database>>,
+    #[cfg(test)]
+    pub(super) faults: Arc<super::tests::Faults>,
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").field("path", &self.path).field("storage", &self.storage).finish_non_exhaustive()
+    }
+}
+
+/// What a transaction that writes has come to.
+pub(super) enum Outcome<T> {
+    /// Something to commit.
+    Changed(T),
+    /// All of it was so before.
+    Unchanged(T),
+}
+
+impl Database {
+    /// Writes a new ledger, without requests, into an empty file, durably.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`] where the file is not empty; the disk's errors.
+    pub fn initialise(file: File, storage: Uuid) -> Result<()> {
+        let length = file.metadata().map_err(|e| Error::os("cannot look at the new ledger", e))?.len();
+        if length > 0 {
+            return Err(Error::new(Kind::Exists, "a ledger is only made in an empty file"));
+        }
+        let database = builder().create_with_backend(Backend::new(file))?;
+        let tx = begin(&database)?;
+        tables::found(&tx, storage)?;
+        tx.commit()?;
+        Ok(database.close()?)
+    }
+
+    /// Opens the ledger of `storage`. `source` opens the existing file for reading and writing, now and after every
+    /// error of the disk; `path` is what messages call it.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] where the file is not, or not wholly, the ledger of this storage; [`Kind::Locked`] where it
+    /// is open already; what `source` and the disk say.
+    pub fn open(
+        path: &Path,
+        storage: Uuid,
+        source: impl Fn() -> Result<File> + Send + Sync + 'static,
+    ) -> Result<Arc<Database>> {
+        let database = Database {
+            path: path.to_owned(),
+            storage,
+            source: Box::new(source),
+            open: RwLock::new(None),
+            #[cfg(test)]
+            faults: Arc::default(),
+        };
+        database.with(|_| Ok(()))?;
+        Ok(Arc::new(database))
+    }
+
+    /// The identity of the storage whose ledger this is.
+    pub fn storage(&self) -> Uuid {
+        self.storage
+    }
+
+    /// Runs `work` over the state of this moment.
+    pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Result<T>) -> Result<T> {
+        self.with(|database| work(&database.begin_read()?))
+    }
+
+    /// Runs `work` and commits what it changed, durably, in two phases; nothing of it where it fails. An error of
+    /// the commit itself leaves open whether it happened.
+    pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Result<Outcome<T>>) -> Result<T> {
+        self.with(|database| {
+            let tx = begin(database)?;
+            match work(&tx)? {
+                Outcome::Changed(value) => {
+                    tx.commit()?;
+                    Ok(value)
+                }
+                Outcome::Unchanged(value) => {
+                    tx.abort()?;
+                    Ok(value)
+                }
+            }
+        })
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&redb::Database) -> Result<T>) -> Result<T> {
+        let done = self.opened().and_then(|database| caught(|| work(&database)));
+        done.map_err(|e| {
+            if matches!(e.kind(), Kind::Io(_) | Kind::NoSpace | Kind::Corrupt) {
+                self.discard();
+            }
+            if e.kind() == Kind::Corrupt { self.damaged(&e) } else { e }
+        })
+    }
+
+    fn opened(&self) -> Result<MappedRwLockReadGuard<'_, redb::Database>> {
+        let mut guard = self.open.read();
+        if guard.is_none() {
+            drop(guard);
+            let mut slot = self.open.write();
+            if slot.is_none() {
+                *slot = Some(caught(|| self.open_file())?);
+            }
+            guard = RwLockWriteGuard::downgrade(slot);
+        }
+        Ok(RwLockReadGuard::map(guard, |slot| slot.as_ref().expect("opened above")))
+    }
+
+    fn open_file(&self) -> Result<redb::Database> {
+        let file = (self.source)()?;
+        // redb would begin a new ledger in an empty file, and forget every removal.
+        if file.metadata().map_err(|e| Error::os("cannot look at the ledger", e))?.len() == 0 {
+            return Err(corrupt("it is empty"));
+        }
+        #[allow(unused_mut)]
+        let mut backend = Backend::new(file);
+        #[cfg(test)]
+        {
+            backend.faults = self.faults.clone();
+        }
+        let database = builder().create_with_backend(backend)?;
+        tables::check(&database.begin_read()?, self.storage)?;
+        Ok(database)
+    }
+
+    fn discard(&self) {
+        let broken = self.open.write().take();
+        if let Err(e) = caught(|| {
+            drop(broken);
+            Ok(())
+        }) {
+            log::warn!("closing the ledger {} after an error: {e}", self.path.display());
+        }
+    }
+
+    fn damaged(&self, what: &Error) -> Error {
+        corrupt(format!(
+            "the ledger {} is damaged or not this store's: {what}; restore the file from a backup of this same store, \
+             and do not delete it: it holds which removals were asked for and applied",
+            self.path.display()
+        ))
+    }
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(limits::LEDGER_CACHE_BYTES).set_check_integrity_on_open(true);
+    builder
+}
+
+fn begin(database: &redb::Database) -> Result<WriteTransaction> {
+    let mut tx = database.begin_write()?;
+    tx.set_two_phase_commit(true);
+    tx.set_durability(Durability::Immediate)?;
+    Ok(tx)
+}

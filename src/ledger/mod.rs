@@ -7,10 +7,18 @@
 //! on top of these numbers, so dropping old ones can never lose a removal.
 
 mod applied;
+mod backend;
 mod database;
+mod failure;
 mod local;
+mod newest;
 mod request;
+mod row;
+mod rules;
 mod storage;
+mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Debug;
 

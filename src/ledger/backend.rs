@@ -1,0 +1,100 @@
+//! The ledger's file as redb sees it.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::ops::Bound;
+use std::os::unix::fs::FileExt;
+#[cfg(test)]
+use std::sync::Arc;
+
+use redb::{BackendError, StorageBackend};
+use rustix::fs::{Advice, FallocateFlags};
+use rustix::io::Errno;
+
+use super::newest::{HEADER_BYTES, follow_newest};
+
+/// An open file. Its space is reserved when it grows, so that a commit on a full disk has room for what it overwrites.
+#[derive(Debug)]
+pub(super) struct Backend {
+    file: File,
+    #[cfg(test)]
+    pub(super) faults: Arc<super::tests::Faults>,
+}
+
+impl Backend {
+    /// Takes the file; what a failed sync may have left in the page cache, and not on the disk, is not believed.
+    pub(super) fn new(file: File) -> Self {
+        if let Err(errno) = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed) {
+            log::debug!("the page cache of the ledger's file stays: {errno}");
+        }
+        Backend {
+            file,
+            #[cfg(test)]
+            faults: Arc::default(),
+        }
+    }
+
+    /// Where tests let one of the calls that change the file fail.
+    fn changing(&self) -> io::Result<()> {
+        #[cfg(test)]
+        self.faults.check()?;
+        Ok(())
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)?;
+        if offset == 0 && out.len() >= HEADER_BYTES {
+            follow_newest(out);
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.changing()?;
+        if len > self.len()? {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+                Ok(()) => return Ok(()),
+                Err(Errno::OPNOTSUPP) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.changing()?;
+        self.file.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.changing()?;
+        self.file.write_all_at(data, offset)
+    }
+
+    /// One opening at a time; redb asks for the whole file when parts are not supported.
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        if !matches!(start, Bound::Unbounded | Bound::Included(0)) || end != Bound::Unbounded {
+            return Err(BackendError::Unsupported);
+        }
+        match self.file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => Err(BackendError::Unsupported),
+            Err(TryLockError::Error(e)) => Err(BackendError::Io(e)),
+        }
+    }
+
+    fn unlock_range(&self, _start: Bound<u64>, _end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.unlock().map_err(BackendError::Io)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.file.unlock()
+    }
+}
