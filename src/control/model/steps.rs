@@ -197,12 +197,9 @@ impl Protocol {
             }
             Step::Trash => {
                 let live = |place| place == Place::Live;
-                match s.disk.first_dir(self.reach(what), what.generation, live) {
-                    Some((tenant, epoch)) => {
-                        s.disk.dirs[tenant][usize::from(epoch)] = Some(Place::Trash(what.generation));
-                        done = false;
-                    }
-                    None => {}
+                if let Some((tenant, epoch)) = s.disk.first_dir(self.reach(what), what.generation, live) {
+                    s.disk.dirs[tenant][usize::from(epoch)] = Some(Place::Trash(what.generation));
+                    done = false;
                 }
             }
             Step::Hide => {
