@@ -4,6 +4,8 @@ mod agent;
 pub mod command;
 pub mod execute;
 pub mod permission;
+#[cfg(test)]
+mod model;
 pub mod removals;
 pub mod reply;
 pub mod report;

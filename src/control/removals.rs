@@ -30,7 +30,7 @@ impl Removals {
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Removals>> {
         let root = StoreRoot::lock(root)?;
-        let ledger: Arc<dyn Ledger> = Arc::new(LocalLedger::open(Arc::clone(root.ledger()))?);
+        let ledger: Arc<dyn Ledger> = Arc::new(LocalLedger::new(Arc::clone(root.ledger())));
         root.storage().register_with(&*ledger)?;
         let pending = ledger.poll(root.storage_id())?;
         let store = Store::open(root, settings, &pending, progress)?;
@@ -177,5 +177,5 @@ pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
             format!("storage {storage} is this store itself; it cannot be forgotten in its own ledger"),
         ));
     }
-    LocalLedger::open(Arc::clone(root.ledger()))?.forget(storage)
+    LocalLedger::new(Arc::clone(root.ledger())).forget(storage)
 }

@@ -84,8 +84,11 @@ fn open_ledger(root: &Dir, path: &Path, storage_id: Uuid) -> Result<Arc<Database
         root.rename(&temporary, root, layout::LEDGER, RenameHow::NoReplace)?;
         root.sync()?;
     }
-    let beside = Dir::open_root(path)?;
-    Database::open(move || beside.open_file(layout::LEDGER, true), storage_id)
+    let (beside, shown) = (Dir::open_root(path)?, path.join(layout::LEDGER));
+    Database::open(&path.join(layout::LEDGER), storage_id, move || {
+        let gone = || Error::new(Kind::Corrupt, format!("{} is gone", shown.display()));
+        beside.open_file(layout::LEDGER, true)?.ok_or_else(gone)
+    })
 }
 
 pub(super) fn write_root_file(root: &Dir, name: &str, bytes: &[u8]) -> Result<()> {
