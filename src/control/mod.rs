@@ -2,6 +2,7 @@
 
 pub mod command;
 pub mod execute;
+pub mod permission;
 pub mod removals;
 pub mod reply;
 pub mod report;

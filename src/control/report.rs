@@ -1,8 +1,9 @@
-//! The status object, as the status file, the control file and the command line show it.
+//! The status object and requests, as the virtual files, the control file and the command line show them.
 
 use serde_json::{Map, Value, json};
 
 use crate::key::Tenant;
+use crate::ledger::Request;
 use crate::store::Store;
 
 /// What only the mount knows.
@@ -29,5 +30,28 @@ pub fn status(store: &Store, facts: MountFacts, tenant: Option<&Tenant>) -> Map<
     object.insert("coordinator".into(), json!("local"));
     object.insert("passthrough".into(), json!(facts.passthrough));
     object.insert("pending_requests".into(), json!(0));
+    object
+}
+
+/// A removal request.
+pub fn request(request: &Request) -> Map<String, Value> {
+    let mut object = Map::new();
+    for (name, value) in [
+        ("generation", json!(request.generation)),
+        ("scope", json!(request.scope.word())),
+        ("tenant", json!(request.scope.tenant().map(Tenant::as_str))),
+        ("mode", json!(request.mode)),
+        ("id", json!(request.id)),
+        ("state", json!(request.state)),
+        ("targets", json!(request.targets)),
+        ("acked", json!(request.acked)),
+        ("retired", json!(request.retired)),
+        ("last_error", json!(request.last_error)),
+        ("failed_attempts", json!(request.failed_attempts)),
+        ("submitted_ms", json!(request.submitted_ms)),
+        ("completed_ms", json!(request.completed_ms)),
+    ] {
+        object.insert(name.to_owned(), value);
+    }
     object
 }

@@ -201,6 +201,12 @@ impl Store {
         Ok(Arc::clone(&index.tenant_of(node)?.home))
     }
 
+    /// The home, as of now, of the tenant that a node is of.
+    pub fn home_of(&self, id: NodeId) -> Result<Arc<Home>> {
+        let index = self.index.lock();
+        Ok(Arc::clone(&index.tenant_of(id)?.home))
+    }
+
     /// The directory node of a tenant.
     pub fn tenant_node(&self, tenant: &Tenant) -> Result<NodeId> {
         let home = self.home(tenant)?;
