@@ -15,6 +15,7 @@ use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
 use super::{mountinfo, progress};
+use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{Mount, Stopper};
 use crate::store::Store;
@@ -81,7 +82,8 @@ fn mount_and_run(
         .map_err(|e| Error::os("cannot install signal handlers", e))?;
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
-    let mount = Mount::new(Arc::clone(store), &place.mountpoint, &settings)?;
+    let removals = Removals::start(Arc::clone(store))?;
+    let mount = Mount::new(Arc::clone(store), removals, &place.mountpoint, &settings)?;
     let end = mount.stopper();
     let ending = end.clone();
     let stopper = std::thread::Builder::new()
