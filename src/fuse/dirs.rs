@@ -275,6 +275,15 @@ impl Fs {
         }
     }
 
+    /// The entry of something that was made just now, counted as referred to. If a removal was so quick as to take it
+    /// already, the kernel is told to come again.
+    fn made(&self, who: Caller, dir: NodeId, id: NodeId) -> Result<(FileAttr, Duration)> {
+        self.listing_changed(dir);
+        let taken = |_| Error::new(Kind::Stale, "it was removed as soon as it was made");
+        self.store.retain(id).map_err(taken)?;
+        self.attr_of(id, who.tid).inspect_err(|_| self.store.release(id, 1)).map_err(taken)
+    }
+
     /// MKDIR.
     pub(super) fn mkdir(
         &self,
@@ -290,9 +299,7 @@ impl Fs {
         let owner = owner.for_directory();
         let id = self.store.make_dir(dir, name, owner.owner)?;
         owner.store_dir_acl(&self.store, id)?;
-        self.listing_changed(dir);
-        self.store.retain(id)?;
-        self.attr_of(id, who.tid)
+        self.made(who, dir, id)
     }
 
     /// MKNOD: an empty value; devices, FIFOs and sockets are no values.
@@ -319,9 +326,7 @@ impl Fs {
         let mut staged = self.store.stage(dir, name, RecordKind::File, owner.owner)?;
         owner.store_acl(staged.file())?;
         self.store.publish(&mut staged, false)?;
-        self.listing_changed(dir);
-        self.store.retain(staged.node())?;
-        self.attr_of(staged.node(), who.tid)
+        self.made(who, dir, staged.node())
     }
 
     /// SYMLINK.
@@ -336,9 +341,7 @@ impl Fs {
         self.unreserved(dir, name)?;
         let owner = self.new_owner(who, dir, 0o777, 0)?;
         let id = self.store.make_symlink(dir, name, target, owner.owner)?;
-        self.listing_changed(dir);
-        self.store.retain(id)?;
-        self.attr_of(id, who.tid)
+        self.made(who, dir, id)
     }
 
     /// UNLINK. A value that the caller's process is still writing is given up with its name.

@@ -16,7 +16,7 @@ use crate::store::{Event, NodeId, ROOT};
 
 /// How long a removal waits for entries whose directories are locked in the kernel. What is left then is refused by its
 /// attributes.
-const ENTRIES_WAIT: Duration = Duration::from_millis(50);
+const ENTRIES_WAIT: Duration = Duration::from_millis(20);
 
 /// Starts the thread that hands the store's events to the kernel.
 pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
