@@ -1,7 +1,8 @@
 //! The mount: close-to-open semantics over the store, and the virtual files.
 //!
 //! `Fs` is thin: each request goes to the file that holds its group of operations (`files`, `io`, `dirs`, `xattr`,
-//! `virt`); what is open lives in `opens`, threads beside the event loop in `work`.
+//! `virt`, `ioctl`); what is open lives in `opens` and `replies`, what waits in `parked`, what the store tells in
+//! `events`, threads beside the event loop in `work`.
 
 mod acl;
 mod attr;

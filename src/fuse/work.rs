@@ -1,8 +1,9 @@
-//! The threads beside the event loop: one pool for operations that may take long, one thread that tells the kernel
+//! The threads beside the event loop: pools for operations that may take long, and two threads that tell the kernel
 //! what to forget.
 //!
 //! A notification can wait for a directory lock that some process holds while the daemon works for it; so the event
-//! loop never notifies, and no operation waits for a notification but by leaving its reply behind.
+//! loop never notifies, and no operation waits for a notification but by leaving its reply behind. Where the process may
+//! wait for a fence meanwhile, the notification goes to the second thread, for which nobody waits.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
