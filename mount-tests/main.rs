@@ -7,6 +7,7 @@
 
 mod cli;
 mod eviction;
+mod fence;
 mod full_disk;
 mod harness;
 mod inplace;

@@ -95,9 +95,10 @@ fn command(args: &RemoveAllArgs) -> Result<String> {
 
 /// Asks until the request is complete or the time is over; the last answer.
 fn wait(control: &mut ControlClient, asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
-    let generation = asked.get("generation").and_then(Value::as_u64).ok_or_else(|| {
-        Error::new(Kind::Corrupt, "the daemon's reply names no generation")
-    })?;
+    let generation = asked
+        .get("generation")
+        .and_then(Value::as_u64)
+        .ok_or_else(|| Error::new(Kind::Corrupt, "the daemon's reply names no generation"))?;
     let deadline = Instant::now() + args.timeout;
     let (mut progress, mut told) = (Progress::new(), None);
     loop {
@@ -154,7 +155,11 @@ mod tests {
         assert_eq!(command(&args(Some("x=1"), Some("a"), false)).unwrap(), "remove-all tenant=a id=x=1");
         assert_eq!(command(&args(None, Some("a"), true)).unwrap(), "remove-all tenant=a mode=logical");
         for bad in ["", "a b", "a\nremove-all scope=global"] {
-            assert_eq!(command(&args(Some(bad), Some("a"), false)).unwrap_err().kind(), Kind::Invalid, "{bad:?}");
+            assert_eq!(
+                command(&args(Some(bad), Some("a"), false)).unwrap_err().kind(),
+                Kind::Invalid,
+                "{bad:?}"
+            );
         }
     }
 }

@@ -50,7 +50,8 @@ fn human(text: &str) -> Result<String> {
     }
     let widths: [usize; 6] = std::array::from_fn(|n| rows.iter().map(|row| row[n].len()).max().unwrap_or(0));
     let line = |row: &[String; 6]| {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     Ok(rows.iter().map(line).collect())

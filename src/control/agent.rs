@@ -67,7 +67,12 @@ impl Work {
     fn startable(&self, pending: &[Pending]) -> Vec<Pending> {
         let is_due = |p: &&Pending| Pause::is_over(self.failed.get(&p.scope));
         if let Some(global) = pending.iter().find(|p| p.scope == Scope::Global) {
-            return Some(global).filter(is_due).filter(|_| self.running.is_empty()).cloned().into_iter().collect();
+            return Some(global)
+                .filter(is_due)
+                .filter(|_| self.running.is_empty())
+                .cloned()
+                .into_iter()
+                .collect();
         }
         if self.running.contains_key(&Scope::Global) {
             return Vec::new();
@@ -234,10 +239,7 @@ impl Agent {
         for (scope, state) in self.store.closed_scopes() {
             let is_pending = pending.iter().any(|p| p.scope == scope || p.scope == Scope::Global);
             let is_running = !self.work.lock().running.is_empty();
-            if !is_pending
-                && !is_running
-                && self.store.storage().applied().covers(&scope, state.generation)
-            {
+            if !is_pending && !is_running && self.store.storage().applied().covers(&scope, state.generation) {
                 let done = self.store.open_scope(&scope, state.generation);
                 self.settle(&scope, state.generation, done);
             }
@@ -323,4 +325,3 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
 }
-

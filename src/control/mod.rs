@@ -3,9 +3,9 @@
 mod agent;
 pub mod command;
 pub mod execute;
-pub mod permission;
 #[cfg(test)]
 mod model;
+pub mod permission;
 pub mod removals;
 pub mod reply;
 pub mod report;

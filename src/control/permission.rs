@@ -64,20 +64,46 @@ pub fn may_remove(store: &Store, asker: &Asker, scope: &Scope) -> Result<()> {
         return Ok(());
     }
     let directory = store.attr(store.tenant_node(tenant)?)?;
-    let attr = directory.ok_or_else(|| Error::new(Kind::UnknownTenant, format!("there is no tenant {tenant}")))?.attr;
-    // As the kernel judges: the first class that fits decides. Other groups of the user are not known here.
-    let bit = match asker {
-        Asker { uid, .. } if *uid == attr.uid => 0o200,
-        Asker { gid, .. } if *gid == attr.gid => 0o020,
-        _ => 0o002,
-    };
-    if attr.mode & bit != 0 {
+    let attr = directory
+        .ok_or_else(|| Error::new(Kind::UnknownTenant, format!("there is no tenant {tenant}")))?
+        .attr;
+    if may_write((attr.mode, attr.uid, attr.gid), (asker.uid, asker.gid)) {
         Ok(())
     } else {
-        Err(denied(format!("user {} may not write the directory of tenant {tenant}, and so not clear it", asker.uid)))
+        Err(denied(format!(
+            "user {} may not write the directory of tenant {tenant}, and so not clear it",
+            asker.uid
+        )))
     }
 }
 
 fn denied(why: String) -> Error {
     Error::new(Kind::AccessDenied, why)
+}
+
+/// Whether a mode and its owners let a user write, as the kernel judges: the first class that fits decides. Other
+/// groups of the user are not known here.
+fn may_write((mode, owner, group): (u32, u32, u32), (uid, gid): (u32, u32)) -> bool {
+    let bit = match (uid, gid) {
+        (uid, _) if uid == owner => 0o200,
+        (_, gid) if gid == group => 0o020,
+        _ => 0o002,
+    };
+    mode & bit != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_class_that_fits_decides() {
+        let of = |mode| (mode, 1000, 50);
+        assert!(may_write(of(0o700), (1000, 1)));
+        assert!(!may_write(of(0o077), (1000, 50)), "the owner is not of the group");
+        assert!(may_write(of(0o770), (7, 50)));
+        assert!(!may_write(of(0o707), (7, 50)), "the group is not the others");
+        assert!(may_write(of(0o702), (7, 7)));
+        assert!(!may_write(of(0o755), (7, 7)));
+    }
 }

@@ -129,7 +129,9 @@ impl Removals {
         if storage == own.identity() && !own.applied().covers(scope, generation) {
             return Err(Error::new(
                 Kind::Invalid,
-                format!("this storage has not applied generation {generation} of {scope}, and cannot acknowledge it"),
+                format!(
+                    "this storage has not applied generation {generation} of {scope}, and cannot acknowledge it"
+                ),
             ));
         }
         self.ledger.ack(storage, scope, generation)?;

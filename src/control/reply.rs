@@ -14,12 +14,18 @@ pub fn ok(fields: &Map<String, Value>) -> String {
 
 /// `{"ok":false,...}` and a newline: why a command was not done.
 pub fn failure(error: &Error) -> String {
-    let fields = [
+    failure_of(error, &Map::new())
+}
+
+/// The same, and what failed.
+pub fn failure_of(error: &Error, fields: &Map<String, Value>) -> String {
+    let why = [
         ("error", Value::from(error.errno_name())),
         ("code", Value::from(error.code())),
         ("message", Value::from(error.to_string())),
     ];
-    line(false, fields.iter().map(|(name, value)| (*name, value)))
+    let what = fields.iter().map(|(name, value)| (name.as_str(), value));
+    line(false, why.iter().map(|(name, value)| (*name, value)).chain(what))
 }
 
 /// JSON escapes every control character, so a reply never holds a newline but its last byte.

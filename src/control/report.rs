@@ -1,4 +1,4 @@
-//! The status object, as the status file, the control file and the command line show it.
+//! The status object and requests, as the virtual files, the control file and the command line show them.
 
 use serde_json::{Map, Value, json};
 

@@ -29,6 +29,10 @@ impl Fs {
         }
         match self.store.attr(id)? {
             Some(attr) => Ok((self.file_attr(id, &attr), REMEMBER)),
+            // The kernel asks while a process works in it, and would answer ESTALE with no look-up of it.
+            None if self.store.is_directory(id) => {
+                Err(Error::new(Kind::NotFound, "no such directory any more"))
+            }
             None => match self.store.successor(id).map(|next| self.store.attr(next)) {
                 Some(Ok(Some(attr))) => Ok((self.file_attr(id, &attr), FORGET)),
                 _ => Err(Error::new(Kind::Stale, "no such key any more")),

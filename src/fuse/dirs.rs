@@ -13,6 +13,7 @@ use fuser::{
 use super::attr::kind_of;
 use super::files::Caller;
 use super::opens::{OpenNode, Writing};
+use super::parked::Change;
 use super::requests::errno;
 use super::{FORGET, Fs, Inode, REMEMBER, virt};
 use crate::config::limits;
@@ -39,7 +40,7 @@ fn absent() -> Error {
     Error::new(Kind::NotFound, "no such key")
 }
 
-fn answer_entry(reply: ReplyEntry, made: Result<(FileAttr, Duration)>) {
+pub(super) fn answer_entry(reply: ReplyEntry, made: Result<(FileAttr, Duration)>) {
     match made {
         Ok((attr, ttl)) => reply.entry(&ttl, &attr, Generation(0)),
         Err(e) => reply.error(errno(&e)),
@@ -127,7 +128,7 @@ impl Fs {
 
     /// SETATTR: length first, then owner, mode and times.
     pub(super) fn setattr(
-        &self,
+        self: &Arc<Self>,
         who: Caller,
         ino: INodeNo,
         fh: Option<FileHandle>,
@@ -143,18 +144,23 @@ impl Fs {
             }
             Inode::Virtual(_) => return reply.error(Errno::EPERM),
         };
-        let done = size
-            .map_or(Ok(()), |size| self.set_size(who, id, fh, size))
-            .and_then(|()| self.set_attributes(who, id, &set))
-            .and_then(|()| self.attr_of(id, who.tid));
-        match done {
+        let run = move |fs: &Arc<Fs>, _: &ReplyAttr, []: [&[u8]; 0]| {
+            if let Some(size) = size {
+                fs.set_size(who, id, fh, size)?;
+            }
+            fs.set_attributes(who, id, &set)?;
+            fs.attr_of(id, who.tid)
+        };
+        let answer = |_: &Arc<Fs>, reply: ReplyAttr, done: Result<(FileAttr, Duration)>| match done {
             Ok((attr, ttl)) => reply.attr(&ttl, &attr),
             Err(e) => reply.error(errno(&e)),
-        }
+        };
+        self.change([], Change { waits: true, beside: false, reply, run, answer });
     }
 
     fn set_size(&self, who: Caller, id: NodeId, fh: Option<FileHandle>, size: u64) -> Result<()> {
         if let Some(handle) = fh.and_then(|fh| self.opens.handle(fh.0)) {
+            handle.admitted()?;
             return crate::os::truncate(&*handle.file, size);
         }
         match self.own_file(who, id) {
@@ -269,6 +275,15 @@ impl Fs {
         }
     }
 
+    /// The entry of something that was made just now, counted as referred to. If a removal was so quick as to take it
+    /// already, the kernel is told to come again.
+    fn made(&self, who: Caller, dir: NodeId, id: NodeId) -> Result<(FileAttr, Duration)> {
+        self.listing_changed(dir);
+        let taken = |_| Error::new(Kind::Stale, "it was removed as soon as it was made");
+        self.store.retain(id).map_err(taken)?;
+        self.attr_of(id, who.tid).inspect_err(|_| self.store.release(id, 1)).map_err(taken)
+    }
+
     /// MKDIR.
     pub(super) fn mkdir(
         &self,
@@ -277,19 +292,14 @@ impl Fs {
         name: &[u8],
         mode: u32,
         umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let made = self.node(parent).and_then(|dir| {
-            self.unreserved(dir, name)?;
-            let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
-            let owner = owner.for_directory();
-            let id = self.store.make_dir(dir, name, owner.owner)?;
-            owner.store_dir_acl(&self.store, id)?;
-            self.listing_changed(dir);
-            self.store.retain(id)?;
-            self.attr_of(id, who.tid)
-        });
-        answer_entry(reply, made);
+    ) -> Result<(FileAttr, Duration)> {
+        let dir = self.node(parent)?;
+        self.unreserved(dir, name)?;
+        let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
+        let owner = owner.for_directory();
+        let id = self.store.make_dir(dir, name, owner.owner)?;
+        owner.store_dir_acl(&self.store, id)?;
+        self.made(who, dir, id)
     }
 
     /// MKNOD: an empty value; devices, FIFOs and sockets are no values.
@@ -300,28 +310,23 @@ impl Fs {
         name: &[u8],
         mode: u32,
         umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let made = self.node(parent).and_then(|dir| {
-            self.unreserved(dir, name)?;
-            if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
-                return Err(Error::new(
-                    Kind::NotPermitted,
-                    "only values, symbolic links and directories are kept",
-                ));
-            }
-            if self.store.child(dir, name).is_some() || !self.opens.creating(dir, name).is_empty() {
-                return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
-            }
-            let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
-            let mut staged = self.store.stage(dir, name, RecordKind::File, owner.owner)?;
-            owner.store_acl(staged.file())?;
-            self.store.publish(&mut staged, false)?;
-            self.listing_changed(dir);
-            self.store.retain(staged.node())?;
-            self.attr_of(staged.node(), who.tid)
-        });
-        answer_entry(reply, made);
+    ) -> Result<(FileAttr, Duration)> {
+        let dir = self.node(parent)?;
+        self.unreserved(dir, name)?;
+        if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
+            return Err(Error::new(
+                Kind::NotPermitted,
+                "only values, symbolic links and directories are kept",
+            ));
+        }
+        if self.store.child(dir, name).is_some() || !self.opens.creating(dir, name).is_empty() {
+            return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
+        }
+        let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
+        let mut staged = self.store.stage(dir, name, RecordKind::File, owner.owner)?;
+        owner.store_acl(staged.file())?;
+        self.store.publish(&mut staged, false)?;
+        self.made(who, dir, staged.node())
     }
 
     /// SYMLINK.
@@ -331,39 +336,33 @@ impl Fs {
         parent: INodeNo,
         name: &[u8],
         target: &[u8],
-        reply: ReplyEntry,
-    ) {
-        let made = self.node(parent).and_then(|dir| {
-            self.unreserved(dir, name)?;
-            let owner = self.new_owner(who, dir, 0o777, 0)?;
-            let id = self.store.make_symlink(dir, name, target, owner.owner)?;
-            self.listing_changed(dir);
-            self.store.retain(id)?;
-            self.attr_of(id, who.tid)
-        });
-        answer_entry(reply, made);
+    ) -> Result<(FileAttr, Duration)> {
+        let dir = self.node(parent)?;
+        self.unreserved(dir, name)?;
+        let owner = self.new_owner(who, dir, 0o777, 0)?;
+        let id = self.store.make_symlink(dir, name, target, owner.owner)?;
+        self.made(who, dir, id)
     }
 
     /// UNLINK. A value that the caller's process is still writing is given up with its name.
     pub(super) fn unlink(&self, who: Caller, parent: INodeNo, name: &[u8]) -> Result<()> {
         let dir = self.node(parent)?;
         self.unreserved(dir, name)?;
-        let mut own = 0;
-        for open in self.opens.creating(dir, name) {
-            if let Some(writing) = open.unsettled().filter(|w| w.opened_by(who.tid)) {
-                self.give_up(writing);
-                own += 1;
-            }
-        }
+        let own = |open: Arc<OpenNode>| open.unsettled().filter(|w| w.opened_by(who.tid)).cloned();
+        let own: Vec<Arc<Writing>> = self.opens.creating(dir, name).into_iter().filter_map(own).collect();
         match self.store.child(dir, name) {
+            // First, since nothing has happened yet when it is refused.
             Some(id) => {
                 self.store.unlink(dir, name)?;
                 for writing in self.opens.replacing(id) {
                     self.give_up(&writing);
                 }
             }
-            None if own > 0 => {}
+            None if !own.is_empty() => {}
             None => return Err(absent()),
+        }
+        for writing in own {
+            self.give_up(&writing);
         }
         self.listing_changed(dir);
         Ok(())
@@ -390,7 +389,7 @@ impl Fs {
         self.unreserved(from.0, from.1)?;
         self.unreserved(to.0, to.1)?;
         let how = rename_how(flags)?;
-        let creating = self.opens.creating(from.0, from.1);
+        let creating = self.opens.all_creating(from.0, from.1);
         let own = creating.into_iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)));
         if let Some((open, writing)) = own.and_then(|o| o.unsettled().cloned().map(|w| (o, w))) {
             return self.rename_unpublished(&open, &writing, from, to, how);
@@ -426,6 +425,8 @@ impl Fs {
         to: (NodeId, &[u8]),
         how: RenameHow,
     ) -> Result<()> {
+        // Before anything is changed; while it is refused nothing has happened.
+        drop(writing.home.fence.commit(writing.home.epoch)?);
         let taken = self.store.child(to.0, to.1).is_some();
         match how {
             RenameHow::NoReplace if taken => return Err(Error::new(Kind::Exists, "the target exists")),

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{
-    BackingId, Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty,
-    ReplyOpen, Request,
+    BackingId, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty, ReplyOpen,
+    Request,
 };
 
 use super::Fs;
 use super::opens::{Handle, OpenNode, Writing};
+use super::parked::Change;
 use super::publish::Stale;
 use super::requests::errno;
 use super::{FORGET, Inode};
@@ -18,7 +19,7 @@ use crate::config::{Durability, limits};
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
-use crate::store::{NodeId, Owner};
+use crate::store::{NodeId, Owner, ROOT};
 
 /// Who asks: credentials and thread.
 #[derive(Debug, Clone, Copy)]
@@ -48,25 +49,35 @@ impl OpenReply {
         }
     }
 
-    fn send(self, attr: &FileAttr, handle: u64, flags: FopenFlags, backing: Option<&BackingId>) {
+    fn answer(self, opened: Result<Opened>) {
+        let Opened { attr, handle, flags, open } = match opened {
+            Ok(opened) => opened,
+            Err(e) => {
+                return match self {
+                    OpenReply::Open(r) => r.error(errno(&e)),
+                    OpenReply::Create(r) => r.error(errno(&e)),
+                };
+            }
+        };
         let fh = FileHandle(handle);
         // The entry holds for one look-up only: whether the value is published decides who may see it.
-        match (self, backing) {
+        match (self, open.backing.as_ref()) {
             (OpenReply::Open(r), None) => r.opened(fh, flags),
             (OpenReply::Open(r), Some(id)) => r.opened_passthrough(fh, flags, id),
-            (OpenReply::Create(r), None) => r.created(&FORGET, attr, Generation(0), fh, flags),
+            (OpenReply::Create(r), None) => r.created(&FORGET, &attr, Generation(0), fh, flags),
             (OpenReply::Create(r), Some(id)) => {
-                r.created_passthrough(&FORGET, attr, Generation(0), fh, flags, id)
+                r.created_passthrough(&FORGET, &attr, Generation(0), fh, flags, id)
             }
         }
     }
+}
 
-    pub(super) fn error(self, e: Errno) {
-        match self {
-            OpenReply::Open(r) => r.error(e),
-            OpenReply::Create(r) => r.error(e),
-        }
-    }
+/// A file that was opened, for the kernel.
+struct Opened {
+    attr: FileAttr,
+    handle: u64,
+    flags: FopenFlags,
+    open: Arc<OpenNode>,
 }
 
 /// How often one open is overtaken before it is sent back to look its path up.
@@ -88,6 +99,12 @@ fn gone() -> Error {
 }
 
 impl Fs {
+    /// Whether a request on a directory's names may wait: it holds the directory's lock in the kernel meanwhile, and
+    /// with the root's it would be in every tenant's way.
+    pub(super) fn may_wait_in(&self, dir: INodeNo) -> bool {
+        self.node(dir).is_ok_and(|id| id != ROOT)
+    }
+
     /// Registers a file with the kernel for passthrough. Where that fails, the daemon copies from then on.
     fn back(&self, reply: &OpenReply, file: &File) -> Option<BackingId> {
         if !self.is_passthrough() {
@@ -127,14 +144,19 @@ impl Fs {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let mut reply = Some(OpenReply::Create(reply));
-        let done = self.node(parent).and_then(|parent| {
-            self.unreserved(parent, name)?;
-            self.create_in(who, parent, name, mode, flags, &mut reply)
-        });
-        if let (Err(e), Some(reply)) = (done, reply) {
-            reply.error(errno(&e));
-        }
+        let run = move |fs: &Arc<Fs>, reply: &OpenReply, [name]: [&[u8]; 1]| {
+            let parent = fs.node(parent)?;
+            fs.unreserved(parent, name)?;
+            fs.create_in(who, parent, name, mode, flags, reply)
+        };
+        let change = Change {
+            waits: self.may_wait_in(parent),
+            beside: false,
+            reply: OpenReply::Create(reply),
+            run,
+            answer: |_: &Arc<Fs>, reply: OpenReply, done| reply.answer(done),
+        };
+        self.change([name], change);
     }
 
     fn create_in(
@@ -144,8 +166,8 @@ impl Fs {
         name: &[u8],
         (mode, umask): (u32, u32),
         flags: i32,
-        reply: &mut Option<OpenReply>,
-    ) -> Result<()> {
+        reply: &OpenReply,
+    ) -> Result<Opened> {
         let creating = self.opens.creating(parent, name);
         let existing = self.store.child(parent, name);
         if flags & libc::O_EXCL != 0 && (existing.is_some() || !creating.is_empty()) {
@@ -153,7 +175,7 @@ impl Fs {
         }
         if let Some(open) = creating.into_iter().find(|o| joins(o, who.tid, flags)) {
             self.store.retain(open.node)?;
-            return self.open_pending(who, open, flags, reply);
+            return self.open_pending(who, open, flags);
         }
         if let Some(id) = existing {
             self.store.retain(id)?;
@@ -171,13 +193,13 @@ impl Fs {
             let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
             return opened.inspect_err(|_| self.store.release(node, 1));
         }
-        let answer = reply.as_ref().ok_or_else(gone)?;
-        let backing = self.back(answer, staged.file());
+        let backing = self.back(reply, staged.file());
         let attr = os::stat(&**staged.file())?;
         self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
         let file = Arc::clone(&writing.file);
-        let fresh = OpenNode::new(node, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
+        let home = Arc::clone(&writing.home);
+        let fresh = OpenNode::new(node, home, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
         let open = self.opens.enter(fresh);
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
@@ -185,11 +207,8 @@ impl Fs {
         let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: None, appends };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
-        if let Some(reply) = reply.take() {
-            let flags = self.open_flags(&open, false);
-            reply.send(&self.file_attr(node, &node_attr), handle, flags, open.backing.as_ref());
-        }
-        Ok(())
+        let flags = self.open_flags(&open, false);
+        Ok(Opened { attr: self.file_attr(node, &node_attr), handle, flags, open })
     }
 
     /// OPEN.
@@ -200,11 +219,16 @@ impl Fs {
         };
         let fs = Arc::clone(self);
         self.once_settled(who, id, move || {
-            let mut reply = Some(OpenReply::Open(reply));
-            let done = fs.open_node(who, id, flags, &mut reply);
-            if let (Err(e), Some(reply)) = (done, reply) {
-                reply.error(errno(&e));
-            }
+            let change = Change {
+                waits: true,
+                beside: false,
+                reply: OpenReply::Open(reply),
+                run: move |fs: &Arc<Fs>, reply: &OpenReply, []: [&[u8]; 0]| {
+                    fs.open_node(who, id, flags, reply)
+                },
+                answer: |_: &Arc<Fs>, reply: OpenReply, done| reply.answer(done),
+            };
+            fs.change([], change);
         });
     }
 
@@ -228,17 +252,11 @@ impl Fs {
         }
     }
 
-    fn open_node(
-        self: &Arc<Self>,
-        who: Caller,
-        id: NodeId,
-        flags: i32,
-        reply: &mut Option<OpenReply>,
-    ) -> Result<()> {
+    fn open_node(self: &Arc<Self>, who: Caller, id: NodeId, flags: i32, reply: &OpenReply) -> Result<Opened> {
         if let Some(open) = self.opens.node(id)
             && open.unsettled().is_some()
         {
-            return self.open_pending(who, open, flags, reply);
+            return self.open_pending(who, open, flags);
         }
         if writes(flags) && flags & libc::O_TRUNC != 0 {
             return self.open_replacing(who, id, flags, reply);
@@ -255,9 +273,13 @@ impl Fs {
         if let Some(open) = self.opens.enter_if_open(id) {
             if self.store.is_named(id) {
                 self.store.touch(id);
+            } else if open.is_cancelled() {
+                // Who has it open goes on; nobody else finds it any more.
+                self.opens.leave(&open);
+                return Err(gone());
             }
             let file = Arc::clone(&open.file);
-            return self.answer(open, file, None, None, flags, reply);
+            return self.answer(open, file, None, None, flags);
         }
         let file = match self.store.open_value(id)? {
             Some((file, _)) => file,
@@ -311,12 +333,13 @@ impl Fs {
     }
 
     /// Counts one more open of an inode; the first has the kernel back it with `file`.
-    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &Option<OpenReply>) -> Result<Arc<OpenNode>> {
+    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply) -> Result<Arc<OpenNode>> {
         if let Some(open) = self.opens.enter_if_open(id) {
             return Ok(open);
         }
-        let backing = self.back(reply.as_ref().ok_or_else(gone)?, file);
-        Ok(self.opens.enter(OpenNode::new(id, Arc::clone(file), backing, None)))
+        let home = self.store.home_of(id)?;
+        let backing = self.back(reply, file);
+        Ok(self.opens.enter(OpenNode::new(id, home, Arc::clone(file), backing, None)))
     }
 
     /// Opens the record of an inode that `file` was opened for.
@@ -325,21 +348,18 @@ impl Fs {
         id: NodeId,
         file: &Arc<File>,
         flags: i32,
-        reply: &mut Option<OpenReply>,
+        reply: &OpenReply,
         edits: Option<NodeId>,
-    ) -> Result<()> {
+    ) -> Result<Opened> {
         let open = self.enter(id, file, reply)?;
-        self.answer(open, Arc::clone(file), None, edits, flags, reply)
+        self.answer(open, Arc::clone(file), None, edits, flags)
     }
 
     /// One more open of an inode whose value is not published yet.
-    fn open_pending(
-        self: &Arc<Self>,
-        who: Caller,
-        open: Arc<OpenNode>,
-        flags: i32,
-        reply: &mut Option<OpenReply>,
-    ) -> Result<()> {
+    fn open_pending(self: &Arc<Self>, who: Caller, open: Arc<OpenNode>, flags: i32) -> Result<Opened> {
+        if open.is_cancelled() {
+            return Err(gone());
+        }
         let open = self.opens.enter_if_open(open.node).ok_or_else(gone)?;
         let writing = open.writing.clone().filter(|_| writes(flags));
         let file = Arc::clone(&open.file);
@@ -352,7 +372,7 @@ impl Fs {
             }
             writing.join(who.tid);
         }
-        self.answer(open, file, writing, None, flags, reply)
+        self.answer(open, file, writing, None, flags)
     }
 
     fn answer(
@@ -362,8 +382,7 @@ impl Fs {
         writing: Option<Arc<Writing>>,
         edits: Option<NodeId>,
         flags: i32,
-        reply: &mut Option<OpenReply>,
-    ) -> Result<()> {
+    ) -> Result<Opened> {
         let attr = match self.open_attr(&open) {
             Ok((attr, _)) => attr,
             Err(e) => {
@@ -377,10 +396,8 @@ impl Fs {
         let appends = flags & libc::O_APPEND != 0;
         let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
         let handle = self.opens.add_handle(handle);
-        if let Some(reply) = reply.take() {
-            reply.send(&attr, handle, self.open_flags(&open, !writes(flags)), open.backing.as_ref());
-        }
-        Ok(())
+        let flags = self.open_flags(&open, !writes(flags));
+        Ok(Opened { attr, handle, flags, open })
     }
 
     /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
@@ -435,8 +452,8 @@ impl Fs {
         who: Caller,
         id: NodeId,
         flags: i32,
-        reply: &mut Option<OpenReply>,
-    ) -> Result<()> {
+        reply: &OpenReply,
+    ) -> Result<Opened> {
         let again = self.came_back(who);
         self.spare_cached_readers(who, id, again)?;
         let (old, old_file, old_attr) = match self.store.open_value(id)? {
@@ -467,11 +484,8 @@ impl Fs {
         };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr: old_attr, links: 1 };
-        if let Some(reply) = reply.take() {
-            let flags = FopenFlags::FOPEN_DIRECT_IO;
-            reply.send(&self.file_attr(id, &node_attr), handle, flags, open.backing.as_ref());
-        }
-        Ok(())
+        let (attr, flags) = (self.file_attr(id, &node_attr), FopenFlags::FOPEN_DIRECT_IO);
+        Ok(Opened { attr, handle, flags, open })
     }
 
     /// O_TRUNC of a key that vanished between look-up and open, twice: it is made anew in its last place.
@@ -484,6 +498,17 @@ impl Fs {
     /// FLUSH: one close(2) of a descriptor.
     pub(super) fn flush(self: &Arc<Self>, who: Caller, fh: FileHandle, reply: ReplyEmpty) {
         let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
+        if let Err(e) = handle.admitted() {
+            // Its lock may be held through a publication that is about to fail as well.
+            let fs = Arc::clone(self);
+            self.pool.run(move || {
+                if let Some(writing) = &handle.writing {
+                    fs.give_up(writing);
+                }
+                reply.error(errno(&e));
+            });
+            return;
+        }
         let fsyncs = self.store.settings().durability == Durability::Fsync;
         let Some(writing) = handle.writing.clone() else {
             if handle.edits.is_some() && fsyncs {
@@ -493,22 +518,22 @@ impl Fs {
             }
             return;
         };
-        if self.publishes_slowly(&writing) {
-            let fs = Arc::clone(self);
-            self.pool.run(move || fs.flush_now(&writing, who.tid, reply));
-        } else {
-            self.flush_now(&writing, who.tid, reply);
-        }
-    }
-
-    fn flush_now(self: &Arc<Self>, writing: &Arc<Writing>, tid: u32, reply: ReplyEmpty) {
-        match self.flush_writing(writing, tid) {
-            Ok(stale) => self.after_forgetting(stale, Box::new(move || reply.ok())),
-            Err(e) => {
-                log::info!("a value was not published: {e}");
-                reply.error(errno(&e));
-            }
-        }
+        let value = Arc::clone(&writing);
+        let change = Change {
+            waits: true,
+            beside: self.publishes_slowly(&writing),
+            reply,
+            run: move |fs: &Arc<Fs>, _: &ReplyEmpty, []: [&[u8]; 0]| fs.flush_writing(&writing, who.tid),
+            answer: move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Stale>| match done {
+                Ok(stale) => fs.after_forgetting(stale, Box::new(move || reply.ok())),
+                Err(e) => {
+                    log::info!("a value was not published: {e}");
+                    fs.give_up(&value);
+                    reply.error(errno(&e));
+                }
+            },
+        };
+        self.change([], change);
     }
 
     /// RELEASE: the last close of an open file.
@@ -524,12 +549,21 @@ impl Fs {
             if let Some(writing) = last_writer {
                 match fs.finish_writing(&writing) {
                     Ok(s) => stale = s,
-                    Err(e) => log::warn!("a value was not published at its last close: {e}"),
+                    Err(e) => {
+                        fs.give_up(&writing);
+                        if e.kind() == Kind::Stale {
+                            log::debug!("a value was not published at its last close: {e}");
+                        } else {
+                            log::warn!("a value was not published at its last close: {e}");
+                        }
+                    }
                 }
             }
             if let Some(node) = handle.edits {
                 handle.open.edits.fetch_sub(1, Ordering::Relaxed);
-                if let Err(e) = fs.store.end_edit(node, &handle.file) {
+                if let Err(e) = fs.store.end_edit(node, &handle.file)
+                    && handle.admitted().is_ok()
+                {
                     log::warn!("a value that was edited in place could not be settled: {e}");
                 }
             }

@@ -41,6 +41,7 @@ impl Fs {
     /// WRITE, where the kernel does not write by itself.
     pub(super) fn write(&self, fh: FileHandle, offset: u64, data: &[u8], reply: ReplyWrite) {
         let written = self.handle(fh).and_then(|handle| {
+            handle.admitted()?;
             let at =
                 if handle.appends && handle.replaces { os::stat(&*handle.file)?.size_bytes } else { offset };
             if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
@@ -79,7 +80,7 @@ impl Fs {
 
     /// FSYNC.
     pub(super) fn fsync(&self, fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        match self.handle(fh) {
+        match self.handle(fh).and_then(|handle| handle.admitted().map(|()| handle)) {
             Ok(handle) => self.pool.run(move || {
                 let file = &*handle.file;
                 answer_empty(reply, if data_only { os::sync_data(file) } else { os::sync_file(file) });
@@ -91,6 +92,7 @@ impl Fs {
     /// FALLOCATE: space beyond the quota is refused at once.
     pub(super) fn fallocate(&self, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
         let done = self.handle(fh).and_then(|handle| {
+            handle.admitted()?;
             if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {
                 let room = self.store.room_for_allocation(offset.saturating_add(length));
                 if let (Err(_), Some(writing)) = (&room, &handle.writing) {
@@ -125,7 +127,12 @@ impl Fs {
         length: u64,
         reply: ReplyWrite,
     ) {
-        match self.handle(from.0).and_then(|a| Ok((a, self.handle(to.0)?))) {
+        let files = self.handle(from.0).and_then(|a| {
+            let b = self.handle(to.0)?;
+            b.admitted()?;
+            Ok((a, b))
+        });
+        match files {
             Ok((a, b)) => self.pool.run(move || {
                 let length = length.min(1 << 30) as usize;
                 match os::copy_range(&a.file, from.1, &b.file, to.1, length) {

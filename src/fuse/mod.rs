@@ -1,17 +1,22 @@
 //! The mount: close-to-open semantics over the store, and the virtual files.
 //!
 //! `Fs` is thin: each request goes to the file that holds its group of operations (`files`, `io`, `dirs`, `xattr`,
-//! `virt`); what is open lives in `opens`, threads beside the event loop in `work`.
+//! `virt`, `ioctl`); what is open lives in `opens` and `replies`, what waits in `parked`, what the store tells in
+//! `events`, threads beside the event loop in `work`.
 
 mod acl;
 mod attr;
 mod dirs;
+mod events;
 mod files;
 mod io;
+mod ioctl;
 mod metrics;
 mod mount;
 mod opens;
+mod parked;
 mod publish;
+mod replies;
 mod requests;
 mod virt;
 mod work;
@@ -65,7 +70,11 @@ struct Fs {
     passthrough: AtomicBool,
     opens: opens::Opens,
     pool: work::Pool,
+    /// Requests that wait for a fence to open.
+    fences: parked::Parked,
     notices: Mutex<Option<mpsc::Sender<work::Notice>>>,
+    /// Notices that may wait long for a lock in the kernel, and that nobody waits for.
+    late_notices: Mutex<Option<mpsc::Sender<work::Notice>>>,
     notifier: Mutex<Option<Notifier>>,
     /// Entries that the kernel is about to forget: until then it may take them for what they were.
     stale: Mutex<Vec<(NodeId, Box<[u8]>)>>,
@@ -75,7 +84,7 @@ struct Fs {
     uncached: Mutex<Uncached>,
     /// Directories that were listed since their listing last changed.
     listed: Mutex<HashSet<NodeId>>,
-    virt: virt::Virtual,
+    streams: replies::Streams,
 }
 
 impl Fs {
@@ -119,15 +128,39 @@ impl Fs {
         }
     }
 
-    /// Has the notifying thread do something; after the mount is gone there is nothing to forget.
+    /// Has the notifying thread do something; after the mount is gone there is nothing to forget. In a tenant that is
+    /// being removed a directory may be locked for as long as that takes, and others' closes must not wait for it.
     fn notice(&self, notice: work::Notice) {
-        let unsent = match &*self.notices.lock() {
+        match notice {
+            work::Notice::Entry { parent, name, then } if self.is_being_removed(parent) => {
+                self.notice_later(work::Notice::Entry { parent, name, then: None });
+                if let Some(then) = then {
+                    then();
+                }
+            }
+            notice => Self::send_notice(&self.notices, notice),
+        }
+    }
+
+    /// Has the kernel forget something that nobody waits for, or not for long.
+    fn notice_later(&self, notice: work::Notice) {
+        Self::send_notice(&self.late_notices, notice);
+    }
+
+    fn send_notice(to: &Mutex<Option<mpsc::Sender<work::Notice>>>, notice: work::Notice) {
+        let unsent = match &*to.lock() {
             Some(sender) => sender.send(notice).err().map(|e| e.0),
             None => Some(notice),
         };
         if let Some(work::Notice::Entry { then: Some(then), .. }) = unsent {
             then();
         }
+    }
+
+    /// Whether a removal has closed the fence of a directory's tenant.
+    fn is_being_removed(&self, dir: INodeNo) -> bool {
+        let home = self.node(dir).and_then(|id| self.store.home_of(id));
+        home.is_ok_and(|home| home.fence.closed_towards().is_some())
     }
 
     /// A directory's listing changed without a request on it: the kernel's copy is dropped. This notification takes

@@ -8,13 +8,19 @@ use std::time::{Duration, Instant};
 use fuser::{BackingId, Config, MountOption, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
+use super::parked::Parked;
+use super::replies::Streams;
 use super::requests::Requests;
-use super::{Fs, opens, virt, work};
+use super::{Fs, events, opens, replies, work};
 use crate::config::{MountSettings, Passthrough};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::store::{ROOT, Store};
 
+/// Threads for operations that may take long.
+const POOL_THREADS: usize = 4;
+/// Threads for requests whose fence has opened.
+const FENCE_THREADS: usize = 2;
 /// How long a mount that was told to stop waits for files that are still open.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
@@ -113,14 +119,16 @@ impl Mount {
             top,
             passthrough: AtomicBool::new(false),
             opens: opens::Opens::default(),
-            pool: work::Pool::start()?,
+            pool: work::Pool::start("fencefs-work", POOL_THREADS)?,
+            fences: Parked::start("fence", FENCE_THREADS)?,
             notices: Mutex::new(None),
+            late_notices: Mutex::new(None),
             notifier: Mutex::new(None),
             stale: Mutex::default(),
             uncached: Mutex::default(),
             sent_back: Mutex::default(),
             listed: Mutex::default(),
-            virt: virt::Virtual::default(),
+            streams: Streams::start()?,
             store,
             removals,
         });
@@ -128,9 +136,11 @@ impl Mount {
             .map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?;
         let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned() };
         mount.probe_passthrough()?;
-        *mount.fs.notices.lock() = Some(work::start_notices(mount.session.notifier())?);
+        *mount.fs.notices.lock() = Some(work::start_notices("fencefs-notify", mount.session.notifier())?);
+        *mount.fs.late_notices.lock() = Some(work::start_notices("fencefs-late", mount.session.notifier())?);
         *mount.fs.notifier.lock() = Some(mount.session.notifier());
-        work::start_events(&mount.fs, mount.session.notifier())?;
+        events::start(&mount.fs, mount.session.notifier())?;
+        replies::start_outcomes(&mount.fs)?;
         Ok(mount)
     }
 
@@ -196,6 +206,9 @@ impl Mount {
         }
         drop(over);
         *fs.notices.lock() = None;
+        *fs.late_notices.lock() = None;
+        fs.fences.end();
+        fs.streams.end();
         *fs.notifier.lock() = None;
         fs.opens.discard_all();
         std::mem::replace(&mut *done.lock(), Ok(()))

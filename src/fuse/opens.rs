@@ -13,8 +13,15 @@ use std::time::{Duration, Instant};
 use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
 
+use crate::error::Result;
 use crate::os::{self, process};
+use crate::store::tenants::Home;
 use crate::store::{NodeId, Staged};
+
+/// [`crate::Kind::Stale`] once a removal cancels what was admitted to a home.
+fn admitted(home: &Home) -> Result<()> {
+    home.fence.admits(home.epoch)
+}
 
 /// A value being written, shared by every handle that writes it.
 #[derive(Debug)]
@@ -23,6 +30,8 @@ pub(super) struct Writing {
     pub(super) staged: Mutex<Staged>,
     /// Its open file, within reach also during a publication.
     pub(super) file: Arc<File>,
+    /// What it was admitted to.
+    pub(super) home: Arc<Home>,
     /// Where it will be published (a rename moves it).
     pub(super) place: Mutex<(NodeId, Box<[u8]>)>,
     /// Processes that opened it: they see it before it is published.
@@ -43,6 +52,7 @@ impl Writing {
     pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32, flags: i32) -> Arc<Self> {
         Arc::new(Writing {
             file: Arc::clone(staged.file()),
+            home: Arc::clone(staged.home()),
             staged: Mutex::new(staged),
             place: Mutex::new((parent, name.into())),
             openers: Mutex::new(vec![process::of_thread(opener)]),
@@ -103,6 +113,8 @@ impl Writing {
 #[derive(Debug)]
 pub(super) struct OpenNode {
     pub(super) node: NodeId,
+    /// The home that it was in when it was opened.
+    home: Arc<Home>,
     /// What the kernel's inode is backed by: the record, or the staged value that created the inode.
     pub(super) file: Arc<File>,
     pub(super) backing: Option<BackingId>,
@@ -116,12 +128,14 @@ pub(super) struct OpenNode {
 impl OpenNode {
     pub(super) fn new(
         node: NodeId,
+        home: Arc<Home>,
         file: Arc<File>,
         backing: Option<BackingId>,
         writing: Option<Arc<Writing>>,
     ) -> Arc<Self> {
         Arc::new(OpenNode {
             node,
+            home,
             file,
             backing,
             writing,
@@ -133,6 +147,16 @@ impl OpenNode {
     /// The value that created this inode, while it is neither published nor given up.
     pub(super) fn unsettled(&self) -> Option<&Arc<Writing>> {
         self.writing.as_ref().filter(|w| w.is_unsettled())
+    }
+
+    /// The home that it was in when it was opened.
+    pub(super) fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    /// Whether a removal took it, or is about to.
+    pub(super) fn is_cancelled(&self) -> bool {
+        admitted(&self.home).is_err()
     }
 
     /// Whether its attributes may change without a request.
@@ -156,6 +180,18 @@ pub(super) struct Handle {
     pub(super) edits: Option<NodeId>,
     /// Writes go to the end.
     pub(super) appends: bool,
+}
+
+impl Handle {
+    /// [`crate::Kind::Stale`] where the handle may write and a removal cancels what was admitted when it was opened. Readers go
+    /// on undisturbed.
+    pub(super) fn admitted(&self) -> Result<()> {
+        match (&self.writing, self.edits) {
+            (Some(writing), _) => admitted(&writing.home),
+            (None, Some(_)) => admitted(&self.open.home),
+            (None, None) => Ok(()),
+        }
+    }
 }
 
 type Place = (NodeId, Box<[u8]>);
@@ -244,8 +280,15 @@ impl Opens {
         self.tables.lock().creating.entry(place).or_default().push(Arc::clone(open));
     }
 
-    /// Inodes being created under a name.
+    /// Inodes being created under a name. What a removal cancelled is not among them: nobody may join it.
     pub(super) fn creating(&self, parent: NodeId, name: &[u8]) -> Vec<Arc<OpenNode>> {
+        let mut creating = self.all_creating(parent, name);
+        creating.retain(|open| !open.is_cancelled());
+        creating
+    }
+
+    /// The same, with what a removal cancelled.
+    pub(super) fn all_creating(&self, parent: NodeId, name: &[u8]) -> Vec<Arc<OpenNode>> {
         let tables = self.tables.lock();
         if tables.creating.is_empty() {
             return Vec::new();

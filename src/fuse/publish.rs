@@ -10,7 +10,7 @@ use super::Fs;
 use super::opens::Writing;
 use super::work::{Job, Notice};
 use crate::config::Durability;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::os::{self, process};
 use crate::store::NodeId;
 
@@ -56,7 +56,8 @@ impl Fs {
         }
     }
 
-    /// Publishes a value. Whatever goes wrong is the close's error, and the value is given up.
+    /// Publishes a value. Whatever goes wrong is the close's error, and the value is given up; but for a fence that is
+    /// held for a moment, which leaves all as it was.
     pub(super) fn publish(&self, writing: &Arc<Writing>, still_open: bool) -> Result<Stale> {
         let (parent, name) = writing.place.lock().clone();
         let published = {
@@ -68,6 +69,8 @@ impl Fs {
         };
         let replaced = match published {
             Ok(replaced) => replaced,
+            // Nothing has happened: it may be tried again.
+            Err(e) if e.kind() == Kind::Busy => return Err(e),
             Err(e) => {
                 self.give_up(writing);
                 return Err(e);

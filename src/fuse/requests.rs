@@ -4,20 +4,22 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 
-use super::dirs::set_time;
+use super::dirs::{answer_entry, set_time};
 use super::files::answer_empty;
+use super::parked::Change;
 use super::{Fs, Inode};
 use crate::config::{Durability, Passthrough};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::store::SetAttr;
 
 /// The errno of an error; what the disk did wrong is also said in the log.
@@ -33,13 +35,47 @@ pub(super) struct Requests(pub(super) Arc<Fs>);
 
 impl Requests {
     /// Runs a change of names: at once, or beside the event loop where each waits for the disk.
-    fn change(&self, change: impl FnOnce(&Arc<Fs>) + Send + 'static) {
-        if self.0.store.settings().durability == Durability::Fsync {
-            let fs = Arc::clone(&self.0);
-            self.0.pool.run(move || change(&fs));
-        } else {
-            change(&self.0);
-        }
+    fn change_names<const N: usize, R, T>(
+        &self,
+        parents: &[INodeNo],
+        names: [&[u8]; N],
+        reply: R,
+        run: impl Fn(&Arc<Fs>, [&[u8]; N]) -> Result<T> + Send + 'static,
+        answer: impl FnOnce(&Arc<Fs>, R, Result<T>) + Send + 'static,
+    ) where
+        R: Send + 'static,
+    {
+        let change = Change {
+            waits: parents.iter().all(|dir| self.0.may_wait_in(*dir)),
+            beside: self.0.store.settings().durability == Durability::Fsync,
+            reply,
+            run: move |fs: &Arc<Fs>, _: &R, names: [&[u8]; N]| run(fs, names),
+            answer,
+        };
+        self.0.change(names, change);
+    }
+
+    /// The same for what makes an entry.
+    fn make<const N: usize>(
+        &self,
+        parent: INodeNo,
+        names: [&[u8]; N],
+        reply: ReplyEntry,
+        run: impl Fn(&Arc<Fs>, [&[u8]; N]) -> Result<(FileAttr, Duration)> + Send + 'static,
+    ) {
+        self.change_names(&[parent], names, reply, run, |_, reply, made| answer_entry(reply, made));
+    }
+
+    /// A change of what a node is, not of names.
+    fn change_node<const N: usize>(
+        &self,
+        names: [&[u8]; N],
+        reply: ReplyEmpty,
+        run: impl Fn(&Arc<Fs>, [&[u8]; N]) -> Result<()> + Send + 'static,
+    ) {
+        let run = move |fs: &Arc<Fs>, _: &ReplyEmpty, names: [&[u8]; N]| run(fs, names);
+        let answer = |_: &Arc<Fs>, reply, done| answer_empty(reply, done);
+        self.0.change(names, Change { waits: true, beside: false, reply, run, answer });
     }
 }
 
@@ -139,28 +175,36 @@ impl Filesystem for Requests {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
-        let (who, name) = (req.into(), name.to_owned());
-        self.change(move |fs| fs.mknod(who, parent, name.as_bytes(), mode, umask, reply));
+        let who = req.into();
+        self.make(parent, [name.as_bytes()], reply, move |fs, [name]| {
+            fs.mknod(who, parent, name, mode, umask)
+        });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let (who, name) = (req.into(), name.to_owned());
-        self.change(move |fs| fs.mkdir(who, parent, name.as_bytes(), mode, umask, reply));
+        let who = req.into();
+        self.make(parent, [name.as_bytes()], reply, move |fs, [name]| {
+            fs.mkdir(who, parent, name, mode, umask)
+        });
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (who, name) = (req.into(), name.to_owned());
-        self.change(move |fs| answer_empty(reply, fs.unlink(who, parent, name.as_bytes())));
+        let who = req.into();
+        let run = move |fs: &Arc<Fs>, [name]: [&[u8]; 1]| fs.unlink(who, parent, name);
+        let answer = |_: &Arc<Fs>, reply, done| answer_empty(reply, done);
+        self.change_names(&[parent], [name.as_bytes()], reply, run, answer);
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.change(move |fs| answer_empty(reply, fs.rmdir(parent, name.as_bytes())));
+        let run = move |fs: &Arc<Fs>, [name]: [&[u8]; 1]| fs.rmdir(parent, name);
+        let answer = |_: &Arc<Fs>, reply, done| answer_empty(reply, done);
+        self.change_names(&[parent], [name.as_bytes()], reply, run, answer);
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (who, name, target) = (req.into(), name.to_owned(), target.as_os_str().to_owned());
-        self.change(move |fs| fs.symlink(who, parent, name.as_bytes(), target.as_bytes(), reply));
+        let who = req.into();
+        let names = [name.as_bytes(), target.as_os_str().as_bytes()];
+        self.make(parent, names, reply, move |fs, [name, target]| fs.symlink(who, parent, name, target));
     }
 
     fn rename(
@@ -173,16 +217,24 @@ impl Filesystem for Requests {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let (who, name, newname) = (req.into(), name.to_owned(), newname.to_owned());
-        self.change(move |fs| {
-            let (from, to) = ((parent, name.as_bytes()), (newparent, newname.as_bytes()));
-            let done = fs.rename(who, from, to, flags);
-            let forget = done.is_ok() && fs.moved_stale_entry(from, to);
-            answer_empty(reply, done);
-            if forget {
-                fs.forget_entry(to);
+        let who = req.into();
+        let run = move |fs: &Arc<Fs>, [name, newname]: [&[u8]; 2]| {
+            let (from, to) = ((parent, name), (newparent, newname));
+            fs.rename(who, from, to, flags)?;
+            let stale = fs.moved_stale_entry(from, to);
+            Ok(stale.then(|| Box::<[u8]>::from(newname)))
+        };
+        let answer = move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Option<Box<[u8]>>>| match done {
+            Ok(stale) => {
+                reply.ok();
+                if let Some(name) = stale {
+                    fs.forget_entry((newparent, &name));
+                }
             }
-        });
+            Err(e) => reply.error(errno(&e)),
+        };
+        let names = [name.as_bytes(), newname.as_bytes()];
+        self.change_names(&[parent, newparent], names, reply, run, answer);
     }
 
     fn link(&self, _req: &Request, _ino: INodeNo, _newparent: INodeNo, _newname: &OsStr, reply: ReplyEntry) {
@@ -213,13 +265,13 @@ impl Filesystem for Requests {
         fh: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         match self.0.inode(ino) {
             Inode::Node(_) => self.0.read(fh, offset, size, reply),
-            Inode::Virtual(v) => self.0.read_virtual(req.into(), v, fh, offset, size, reply),
+            Inode::Virtual(v) => self.0.read_virtual(req.into(), v, fh, (offset, size), flags.0, reply),
         }
     }
 
@@ -261,7 +313,7 @@ impl Filesystem for Requests {
         match self.0.inode(ino) {
             Inode::Node(_) => self.0.release_file(fh, reply),
             Inode::Virtual(_) => {
-                self.0.release_virtual(fh);
+                self.0.streams.close(fh.0);
                 reply.ok();
             }
         }
@@ -313,7 +365,10 @@ impl Filesystem for Requests {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        answer_empty(reply, self.0.setxattr(req.into(), ino, name, value, flags));
+        let who = req.into();
+        self.change_node([name.as_bytes(), value], reply, move |fs, [name, value]| {
+            fs.setxattr(who, ino, name, value, flags)
+        });
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -325,21 +380,25 @@ impl Filesystem for Requests {
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(reply, self.0.removexattr(req.into(), ino, name));
+        let who = req.into();
+        self.change_node([name.as_bytes()], reply, move |fs, [name]| fs.removexattr(who, ino, name));
     }
 
     fn ioctl(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
+        req: &Request,
+        ino: INodeNo,
         _fh: FileHandle,
         _flags: IoctlFlags,
-        _cmd: u32,
-        _in_data: &[u8],
+        cmd: u32,
+        in_data: &[u8],
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        match self.0.inode(ino) {
+            Inode::Virtual(v) if v.is_control() => self.0.ioctl(req.into(), v, cmd, in_data, reply),
+            _ => reply.error(Errno::ENOTTY),
+        }
     }
 
     fn poll(
@@ -347,14 +406,17 @@ impl Filesystem for Requests {
         _req: &Request,
         ino: INodeNo,
         fh: FileHandle,
-        _ph: PollNotifier,
+        notifier: PollNotifier,
         events: PollEvents,
-        _flags: PollFlags,
+        flags: PollFlags,
         reply: ReplyPoll,
     ) {
         match self.0.inode(ino) {
             Inode::Node(_) => reply.poll(events),
-            Inode::Virtual(_) => reply.poll(self.0.poll_virtual(fh, events)),
+            Inode::Virtual(_) => {
+                let wanted = flags.contains(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY).then_some(notifier);
+                reply.poll(self.0.streams.poll(fh.0, events, wanted));
+            }
         }
     }
 

@@ -1,26 +1,22 @@
-//! The virtual files of `.fencefs`: control, status, metrics, and by-key.
-//!
-//! Replies belong to the open file that asked, as a stream, whatever its offset. A fresh open that only reads gets the
-//! replies to that user's latest command, so that `echo ... > control; cat control` works.
+//! The virtual files of `.fencefs`: control, status, metrics, requests, and by-key.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{
-    FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, PollEvents, ReplyData, ReplyDirectory,
+    FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEntry, ReplyOpen, ReplyWrite,
 };
-use parking_lot::Mutex;
 
 use super::attr;
 use super::files::Caller;
 use super::metrics::Metrics;
+use super::replies::{MOST_WAITING_BYTES, Replies};
 use super::requests::errno;
 use super::{FORGET, Fs, VIRTUAL_BIT};
-use crate::control::command::{parse, split_lines};
+use crate::control::command::{Command, parse, split_lines};
 use crate::control::execute::execute;
 use crate::control::permission::Asker;
 use crate::control::reply;
@@ -29,6 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::percent;
 use crate::key::{Key, Tenant};
 use crate::os::{Attr, Timespec};
+use crate::scope;
 use crate::store::NodeId;
 
 /// What a virtual inode is.
@@ -83,33 +80,6 @@ impl VirtualIno {
     }
 }
 
-/// An open virtual file.
-#[derive(Debug, Default)]
-struct Stream {
-    /// What is still to be read.
-    waiting: Vec<u8>,
-    /// This open file has asked something itself, or was given the latest replies.
-    begun: bool,
-}
-
-/// Open virtual files, and each user's latest replies.
-#[derive(Debug, Default)]
-pub(super) struct Virtual {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    next: u64,
-    streams: HashMap<u64, Stream>,
-    latest: HashMap<u32, Vec<u8>>,
-}
-
-/// Unread replies of one open file, beyond which they are dropped.
-const MOST_WAITING_BYTES: usize = 128 << 10;
-/// Users whose latest replies are kept.
-const MOST_USERS: usize = 1024;
-
 fn no_such_file() -> Error {
     Error::new(Kind::NotFound, "no such file in .fencefs")
 }
@@ -120,7 +90,7 @@ impl Fs {
         if dir == self.top { 0 } else { dir.slot() }
     }
 
-    fn tenant_of_scope(&self, v: VirtualIno) -> Result<Option<Tenant>> {
+    pub(super) fn tenant_of_scope(&self, v: VirtualIno) -> Result<Option<Tenant>> {
         if v.scope == 0 {
             Ok(self.settings.tenant.clone())
         } else {
@@ -227,16 +197,26 @@ impl Fs {
         };
         match text {
             Ok(text) => {
-                let mut state = self.virt.state.lock();
-                state.next += 1;
-                let handle = state.next;
-                let begun = text.is_some();
-                state.streams.insert(handle, Stream { waiting: text.unwrap_or_default(), begun });
+                let handle = self.streams.open(text);
                 let stream = if v.is_control() { FopenFlags::FOPEN_STREAM } else { FopenFlags::empty() };
                 reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | stream);
             }
             Err(e) => reply.error(errno(&e)),
         }
+    }
+
+    /// The requests whose scope includes the tenant, one a line, oldest first.
+    fn requests_text(&self, tenant: Option<&Tenant>) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        for request in self.removals.requests()? {
+            if tenant.is_none_or(|tenant| request.scope.includes_tenant(tenant)) {
+                text.extend_from_slice(
+                    serde_json::Value::Object(report::request(&request)).to_string().as_bytes(),
+                );
+                text.push(b'\n');
+            }
+        }
+        Ok(text)
     }
 
     fn facts(&self) -> MountFacts {
@@ -250,43 +230,26 @@ impl Fs {
         text.into_bytes()
     }
 
-    /// JSON lines, one a request, newest last.
-    fn requests_text(&self, tenant: Option<&Tenant>) -> Result<Vec<u8>> {
-        let requests = self.removals.requests()?;
-        let seen = requests.iter().filter(|r| tenant.is_none_or(|t| r.scope.includes_tenant(t)));
-        Ok(seen.flat_map(|r| format!("{}\n", serde_json::Value::Object(report::request(r))).into_bytes()).collect())
-    }
-
+    /// READ of a virtual file.
     pub(super) fn read_virtual(
-        &self,
+        self: &Arc<Self>,
         who: Caller,
         v: VirtualIno,
         fh: FileHandle,
-        offset: u64,
-        size: u32,
+        (offset, size): (u64, u32),
+        flags: i32,
         reply: ReplyData,
     ) {
-        let mut state = self.virt.state.lock();
-        let latest = state.latest.get(&who.uid).cloned();
-        let Some(stream) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
-        if !v.is_control() {
-            let from = stream.waiting.len().min(offset as usize);
-            let to = stream.waiting.len().min(from + size as usize);
-            return reply.data(&stream.waiting[from..to]);
+        if v.is_control() {
+            let waits = flags & libc::O_NONBLOCK == 0;
+            let fresh = || self.status_text(self.settings.tenant.as_ref());
+            self.streams.read(fh.0, who.uid, size, waits, fresh, reply);
+        } else {
+            self.streams.read_at(fh.0, offset, size, reply);
         }
-        if !stream.begun {
-            stream.begun = true;
-            drop(state);
-            let text = latest.unwrap_or_else(|| self.status_text(self.settings.tenant.as_ref()));
-            state = self.virt.state.lock();
-            let Some(again) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
-            again.waiting = text;
-        }
-        let Some(stream) = state.streams.get_mut(&fh.0) else { return reply.error(fuser::Errno::EBADF) };
-        let taken: Vec<u8> = stream.waiting.drain(..stream.waiting.len().min(size as usize)).collect();
-        reply.data(&taken);
     }
 
+    /// WRITE to a virtual file: commands.
     pub(super) fn write_virtual(
         self: &Arc<Self>,
         who: Caller,
@@ -302,19 +265,11 @@ impl Fs {
         let (fs, data) = (Arc::clone(self), data.to_vec());
         self.pool.run(move || {
             let (replies, failed) = fs.carry_out(who, v, &data);
-            let mut state = fs.virt.state.lock();
-            if let Some(stream) = state.streams.get_mut(&fh.0) {
-                if stream.waiting.len() > MOST_WAITING_BYTES {
-                    // Nobody reads: the oldest replies go.
-                    stream.waiting.clear();
-                }
-                stream.waiting.extend_from_slice(&replies);
-                stream.begun = true;
+            let awaited = replies.removals.clone();
+            fs.streams.add(fh.0, who.uid, replies);
+            for generation in awaited {
+                fs.tell_if_ended(generation);
             }
-            if state.latest.len() < MOST_USERS || state.latest.contains_key(&who.uid) {
-                state.latest.insert(who.uid, replies);
-            }
-            drop(state);
             match failed {
                 None => reply.written(data.len() as u32),
                 Some(e) => reply.error(errno(&e)),
@@ -322,16 +277,27 @@ impl Fs {
         });
     }
 
+    /// Who asks, through this control file.
+    pub(super) fn asker(&self, who: Caller, v: VirtualIno) -> Result<Asker> {
+        let daemon_uid = rustix::process::geteuid().as_raw();
+        Ok(Asker { uid: who.uid, gid: who.gid, daemon_uid, tenant: self.tenant_of_scope(v)? })
+    }
+
     /// Carries the lines of one write out; stops at the first that fails.
-    fn carry_out(&self, who: Caller, v: VirtualIno, data: &[u8]) -> (Vec<u8>, Option<Error>) {
-        let mut replies = Vec::new();
+    fn carry_out(&self, who: Caller, v: VirtualIno, data: &[u8]) -> (Replies, Option<Error>) {
+        let mut replies = Replies::default();
         let done = split_lines(data).and_then(|lines| {
-            let daemon_uid = rustix::process::geteuid().as_raw();
-            let asker = Asker { uid: who.uid, gid: who.gid, daemon_uid, tenant: self.tenant_of_scope(v)? };
+            let asker = self.asker(who, v)?;
             for line in lines {
-                let fields = execute(&self.removals, self.facts(), &asker, &parse(line)?)?;
-                replies.extend_from_slice(reply::ok(&fields).as_bytes());
-                if replies.len() > MOST_WAITING_BYTES {
+                let command = parse(line)?;
+                let fields = execute(&self.removals, self.facts(), &asker, &command)?;
+                replies.text.extend_from_slice(reply::ok(&fields).as_bytes());
+                if let (Command::RemoveAll { .. }, Some(n)) =
+                    (&command, fields.get("generation").and_then(serde_json::Value::as_u64))
+                {
+                    replies.removals.push(scope::Generation(n));
+                }
+                if replies.text.len() > MOST_WAITING_BYTES {
                     return Err(Error::new(
                         Kind::Invalid,
                         "too many commands in one write; read the replies between",
@@ -343,21 +309,10 @@ impl Fs {
         match done {
             Ok(()) => (replies, None),
             Err(e) => {
-                replies.extend_from_slice(reply::failure(&e).as_bytes());
+                replies.text.extend_from_slice(reply::failure(&e).as_bytes());
                 (replies, Some(e))
             }
         }
-    }
-
-    pub(super) fn poll_virtual(&self, fh: FileHandle, events: PollEvents) -> PollEvents {
-        let state = self.virt.state.lock();
-        let waits = state.streams.get(&fh.0).is_some_and(|s| !s.begun || !s.waiting.is_empty());
-        let ready = if waits { PollEvents::POLLIN | PollEvents::POLLOUT } else { PollEvents::POLLOUT };
-        ready & events
-    }
-
-    pub(super) fn release_virtual(&self, fh: FileHandle) {
-        self.virt.state.lock().streams.remove(&fh.0);
     }
 
     fn metrics_text(&self) -> String {

@@ -1,8 +1,9 @@
-//! The threads beside the event loop: one pool for operations that may take long, one thread that tells the kernel
+//! The threads beside the event loop: pools for operations that may take long, and two threads that tell the kernel
 //! what to forget.
 //!
 //! A notification can wait for a directory lock that some process holds while the daemon works for it; so the event
-//! loop never notifies, and no operation waits for a notification but by leaving its reply behind.
+//! loop never notifies, and no operation waits for a notification but by leaving its reply behind. Where the process may
+//! wait for a fence meanwhile, the notification goes to the second thread, for which nobody waits.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,28 +13,25 @@ use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::store::Event;
 
 /// Something to run on the pool.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-const POOL_THREADS: usize = 4;
-
 /// A few threads that run jobs in order of arrival.
 pub(super) struct Pool(mpsc::Sender<Job>);
 
-fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(super) fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
 }
 
 impl Pool {
-    pub(super) fn start() -> Result<Pool> {
+    pub(super) fn start(name: &str, threads: usize) -> Result<Pool> {
         let (sender, receiver) = mpsc::channel::<Job>();
         let receiver = Arc::new(Mutex::new(receiver));
-        for n in 0..POOL_THREADS {
+        for n in 0..threads {
             let receiver = Arc::clone(&receiver);
-            thread(&format!("fencefs-work-{n}"), move || {
+            thread(&format!("{name}-{n}"), move || {
                 loop {
                     let job = receiver.lock().recv();
                     match job {
@@ -61,10 +59,10 @@ pub(super) enum Notice {
     Inode { ino: INodeNo },
 }
 
-/// The thread that notifies. It owns nothing that an operation needs.
-pub(super) fn start_notices(notifier: Notifier) -> Result<mpsc::Sender<Notice>> {
+/// A thread that notifies. It owns nothing that an operation needs.
+pub(super) fn start_notices(name: &str, notifier: Notifier) -> Result<mpsc::Sender<Notice>> {
     let (sender, receiver) = mpsc::channel();
-    thread("fencefs-notify", move || {
+    thread(name, move || {
         while let Ok(notice) = receiver.recv() {
             match notice {
                 Notice::Entry { parent, name, then } => {
@@ -84,27 +82,9 @@ pub(super) fn start_notices(notifier: Notifier) -> Result<mpsc::Sender<Notice>> 
     Ok(sender)
 }
 
-fn forget_entry(notifier: &Notifier, parent: INodeNo, name: &[u8]) {
+pub(super) fn forget_entry(notifier: &Notifier, parent: INodeNo, name: &[u8]) {
     if let Err(e) = notifier.inval_entry(parent, OsStr::from_bytes(name)) {
         // ENOTEMPTY, ENOTDIR: the kernel has something else there already. ENOTCONN: the mount is gone.
         log::debug!("the kernel did not forget an entry: {e}");
     }
-}
-
-/// The thread that hands the store's events to the kernel.
-pub(super) fn start_events(fs: &Arc<super::Fs>, notifier: Notifier) -> Result<()> {
-    let events = fs.store.subscribe();
-    let fs = Arc::downgrade(fs);
-    thread("fencefs-events", move || {
-        while let Ok(event) = events.recv() {
-            let Some(fs) = fs.upgrade() else { return };
-            match event {
-                Event::Gone { parent, name, .. } => {
-                    fs.listing_changed(parent);
-                    forget_entry(&notifier, fs.ino(parent), &name);
-                }
-                Event::Emptied { .. } | Event::Opened => {}
-            }
-        }
-    })
 }

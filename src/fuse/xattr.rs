@@ -5,19 +5,20 @@
 //! default ACL of its own.
 
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use fuser::{INodeNo, ReplyXattr};
 
 use super::acl::Acl;
 use super::files::Caller;
+use super::parked::Change;
 use super::requests::errno;
 use super::{Fs, Inode};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::key::Epoch;
 use crate::os::{self, XattrMode};
+use crate::store::fence::Lease;
 use crate::store::{NodeId, Owner, ROOT, SetAttr, Store};
 
 const OURS: &str = "user.fencefs";
@@ -104,6 +105,19 @@ impl Fs {
         }
     }
 
+    /// The same, to change them: of a published key under a lease of its tenant's fence.
+    fn changeable(&self, who: Caller, id: NodeId) -> Result<Option<(Arc<File>, Option<Lease>)>> {
+        if let Some(file) = self.own_file(who, id) {
+            return Ok(Some((file, None)));
+        }
+        if id == ROOT || self.store.is_tenant_dir(id) {
+            return Ok(None);
+        }
+        let home = self.store.home_of(id)?;
+        let lease = home.fence.enter(home.epoch)?;
+        Ok(self.store.attribute_file(id)?.map(|file| (Arc::new(file), Some(lease))))
+    }
+
     fn kept_acl(&self, who: Caller, id: NodeId, name: &str) -> Result<Option<Acl>> {
         let Some(file) = self.attributes(who, id)? else { return Ok(None) };
         os::xattr_get(&*file, name, MAX_VALUE_BYTES)?.map(|v| Acl::parse(&v)).transpose()
@@ -125,12 +139,21 @@ impl Fs {
     }
 
     /// GETXATTR.
-    pub(super) fn getxattr(&self, who: Caller, ino: INodeNo, name: &[u8], size: u32, reply: ReplyXattr) {
-        let got = match self.inode(ino) {
-            Inode::Node(id) => self.xattr(who, id, name),
+    pub(super) fn getxattr(
+        self: &Arc<Self>,
+        who: Caller,
+        ino: INodeNo,
+        name: &[u8],
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        // The attributes of a directory may have to be made first.
+        let run = move |fs: &Arc<Fs>, _: &ReplyXattr, [name]: [&[u8]; 1]| match fs.inode(ino) {
+            Inode::Node(id) => fs.xattr(who, id, name),
             Inode::Virtual(_) => Err(unset()),
         };
-        answer(reply, size, got);
+        let answer = move |_: &Arc<Fs>, reply, got| answer(reply, size, got);
+        self.change([name], Change { waits: true, beside: false, reply, run, answer });
     }
 
     fn xattr(&self, who: Caller, id: NodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -164,12 +187,13 @@ impl Fs {
     }
 
     /// LISTXATTR: the user's own, and ACLs.
-    pub(super) fn listxattr(&self, who: Caller, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let listed = match self.inode(ino) {
-            Inode::Node(id) => self.xattr_names(who, id),
+    pub(super) fn listxattr(self: &Arc<Self>, who: Caller, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let run = move |fs: &Arc<Fs>, _: &ReplyXattr, []: [&[u8]; 0]| match fs.inode(ino) {
+            Inode::Node(id) => fs.xattr_names(who, id),
             Inode::Virtual(_) => Ok(Vec::new()),
         };
-        answer(reply, size, listed);
+        let answer = move |_: &Arc<Fs>, reply, listed| answer(reply, size, listed);
+        self.change([], Change { waits: true, beside: false, reply, run, answer });
     }
 
     fn xattr_names(&self, who: Caller, id: NodeId) -> Result<Vec<u8>> {
@@ -193,13 +217,13 @@ impl Fs {
         &self,
         who: Caller,
         ino: INodeNo,
-        name: &std::ffi::OsStr,
+        name: &[u8],
         value: &[u8],
         flags: i32,
     ) -> Result<()> {
         let id = self.node(ino)?;
-        let name = std::str::from_utf8(name.as_bytes())
-            .map_err(|_| Error::new(Kind::Invalid, "attribute names are UTF-8"))?;
+        let name =
+            std::str::from_utf8(name).map_err(|_| Error::new(Kind::Invalid, "attribute names are UTF-8"))?;
         let mode = match flags {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
@@ -211,7 +235,7 @@ impl Fs {
             "user.fencefs.epoch" => self.expect_epoch(who, id, value),
             _ if is_ours(name) => Err(not_ours_to_set()),
             _ if name.starts_with("user.") => {
-                let file = self.attributes(who, id)?.ok_or_else(no_attributes)?;
+                let (file, _lease) = self.changeable(who, id)?.ok_or_else(no_attributes)?;
                 os::xattr_set(&*file, name, value, mode)
             }
             _ => Err(Error::new(Kind::Unsupported, "only user.* attributes and ACLs are kept")),
@@ -236,9 +260,17 @@ impl Fs {
         let epoch = std::str::from_utf8(value).ok().and_then(|t| t.parse().ok());
         let epoch =
             epoch.ok_or_else(|| Error::new(Kind::Invalid, "user.fencefs.epoch is a decimal number"))?;
-        let writing = self.unpublished(who, id).ok_or_else(not_ours_to_set)?;
-        writing.staged.lock().expect_epoch(Epoch(epoch));
-        Ok(())
+        if let Some(writing) = self.unpublished(who, id) {
+            writing.staged.lock().expect_epoch(Epoch(epoch));
+            return Ok(());
+        }
+        // What is edited in place is visible as it happens: its writer is refused before it has done anything.
+        let open = self.opens.node(id).filter(|open| open.is_written()).ok_or_else(not_ours_to_set)?;
+        let now = open.home().epoch;
+        if now == Epoch(epoch) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Stale, format!("the work was taken under epoch {epoch}, and this is {now}")))
     }
 
     fn unpublished(&self, who: Caller, id: NodeId) -> Option<Arc<super::opens::Writing>> {
@@ -248,7 +280,7 @@ impl Fs {
 
     fn set_acl(&self, who: Caller, id: NodeId, name: &str, value: &[u8]) -> Result<()> {
         let acl = Acl::parse(value)?;
-        let file = self.attributes(who, id)?.ok_or_else(no_attributes)?;
+        let (file, _lease) = self.changeable(who, id)?.ok_or_else(no_attributes)?;
         self.store.note_acls();
         if name == ACL_DEFAULT {
             return os::xattr_set(&*file, KEPT_DEFAULT, &acl.encode(), XattrMode::Set);
@@ -274,9 +306,9 @@ impl Fs {
     }
 
     /// REMOVEXATTR.
-    pub(super) fn removexattr(&self, who: Caller, ino: INodeNo, name: &std::ffi::OsStr) -> Result<()> {
+    pub(super) fn removexattr(&self, who: Caller, ino: INodeNo, name: &[u8]) -> Result<()> {
         let id = self.node(ino)?;
-        let name = std::str::from_utf8(name.as_bytes()).map_err(|_| unset())?;
+        let name = std::str::from_utf8(name).map_err(|_| unset())?;
         let kept = match name {
             ACL_ACCESS => KEPT_ACCESS,
             ACL_DEFAULT => KEPT_DEFAULT,
@@ -284,7 +316,7 @@ impl Fs {
             _ if name.starts_with("user.") => name,
             _ => return Err(unset()),
         };
-        let file = self.attributes(who, id)?.ok_or_else(unset)?;
+        let (file, _lease) = self.changeable(who, id)?.ok_or_else(unset)?;
         if os::xattr_remove(&*file, kept)? { Ok(()) } else { Err(unset()) }
     }
 }

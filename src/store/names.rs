@@ -147,6 +147,11 @@ impl Store {
             .is_ok_and(|n| matches!(n.state, super::index::State::Linked | super::index::State::Pending))
     }
 
+    /// Whether a node is a directory, or was one.
+    pub fn is_directory(&self, id: NodeId) -> bool {
+        self.index.lock().get(id).is_ok_and(|n| n.kind == RecordKind::Directory)
+    }
+
     /// Whether this is the directory of a tenant.
     pub fn is_tenant_dir(&self, id: NodeId) -> bool {
         let index = self.index.lock();

@@ -213,7 +213,8 @@ impl Store {
 
     /// Looks again, at the disk and in memory.
     fn verify_removed(&self, removal: &Removal) -> Result<()> {
-        let left = |what: String| Err(Error::new(Kind::NotEmpty, format!("{what} is left after the removal")));
+        let left =
+            |what: String| Err(Error::new(Kind::NotEmpty, format!("{what} is left after the removal")));
         let Removal { scope, generation, mode } = removal;
         if *mode == Mode::Physical
             && let Some(trashed) = self.trash_of(scope, *generation)?.first()

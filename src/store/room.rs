@@ -112,7 +112,8 @@ impl Store {
     /// Whether background eviction has work.
     pub(super) fn over_high(&self, index: &Index) -> bool {
         let keys_over = self.settings.quota.max_keys.is_some_and(|max| {
-            index.charged().keys > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
+            index.charged().keys
+                > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
         });
         let tenant_over =
             index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q));

@@ -88,7 +88,10 @@ pub struct StoreStatus {
 
 /// The state that scopes which are closed add up to.
 fn word<'a>(closed: impl Iterator<Item = &'a ScopeState>) -> &'static str {
-    closed.fold("ready", |word, scope| if scope.failed.is_some() || word == "failed" { "failed" } else { "removing" })
+    closed.fold(
+        "ready",
+        |word, scope| if scope.failed.is_some() || word == "failed" { "failed" } else { "removing" },
+    )
 }
 
 impl Store {

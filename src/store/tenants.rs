@@ -109,7 +109,8 @@ impl Store {
     /// pending takes them, one that was applied has left them.
     fn judge_epochs(&self, tenant: &Tenant, top: &Dir, epoch: Epoch, is_pending: bool) -> Result<()> {
         for entry in top.entries()? {
-            let Some(found) = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) else {
+            let Some(found) = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir)
+            else {
                 continue;
             };
             if found > epoch {
@@ -229,8 +230,15 @@ impl Store {
     pub fn home(&self, tenant: &Tenant) -> Result<Arc<Home>> {
         let index = self.index.lock();
         let node = index.child(ROOT, tenant.as_str().as_bytes());
-        let node = node.ok_or_else(|| Error::new(Kind::UnknownTenant, format!("there is no tenant {tenant}")))?;
+        let node =
+            node.ok_or_else(|| Error::new(Kind::UnknownTenant, format!("there is no tenant {tenant}")))?;
         Ok(Arc::clone(&index.tenant_of(node)?.home))
+    }
+
+    /// The home, as of now, of the tenant that a node is of.
+    pub fn home_of(&self, id: NodeId) -> Result<Arc<Home>> {
+        let index = self.index.lock();
+        Ok(Arc::clone(&index.tenant_of(id)?.home))
     }
 
     /// The directory node of a tenant.

@@ -155,7 +155,9 @@ impl Store {
         if self.quarantine_dir.entries()?.len() >= limits::QUARANTINED_RECORDS {
             return Err(Error::new(
                 Kind::NotEmpty,
-                format!("{path} is no record of tenant {tenant} ({why}), and data/.quarantine is full: empty it"),
+                format!(
+                    "{path} is no record of tenant {tenant} ({why}), and data/.quarantine is full: empty it"
+                ),
             ));
         }
         let kept = format!("{tenant}.stranger.{}", self.next_serial());
@@ -163,7 +165,10 @@ impl Store {
             Err(e) if e.kind() == Kind::NotFound => return Ok(()),
             done => done.map_err(|e| e.context(&path))?,
         }
-        log::warn!("{path} is no record of tenant {tenant} ({why}); moved to data/{}/{kept}", layout::QUARANTINE);
+        log::warn!(
+            "{path} is no record of tenant {tenant} ({why}); moved to data/{}/{kept}",
+            layout::QUARANTINE
+        );
         Ok(())
     }
 }

@@ -84,6 +84,11 @@ impl Staged {
         self.expected = Some(epoch);
     }
 
+    /// The tenant's home that the write was admitted to.
+    pub fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
     /// [`Kind::Stale`] once the value can never be published, since its generation is gone.
     pub fn admitted(&self) -> Result<()> {
         self.home.fence.admits(self.epoch())?;

@@ -66,7 +66,11 @@ impl Sample {
         let opened = open(&path, self.storage).and_then(|database| {
             assert_eq!(contents(&database, self.member)?, self.contents, "{how}");
             let ledger = LocalLedger::new(database.clone());
-            assert_eq!(generation_of(ledger.submit(&tenant("later"), Physical, None)), Generation(14), "{how}");
+            assert_eq!(
+                generation_of(ledger.submit(&tenant("later"), Physical, None)),
+                Generation(14),
+                "{how}"
+            );
             Ok(())
         });
         if let Err(e) = &opened {
@@ -202,8 +206,5 @@ fn a_ledger_is_made_in_an_empty_file_alone_and_opened_once() {
 fn a_file_that_is_gone_is_said_to_be() {
     let bench = Bench::new();
     assert_eq!(kind(open(&bench.dir.path().join("absent"), bench.storage)), Kind::NotFound);
-    assert_eq!(
-        StorageFile::open(bench.database()).unwrap().epoch_of(&Tenant::default_tenant()),
-        Epoch(0)
-    );
+    assert_eq!(StorageFile::open(bench.database()).unwrap().epoch_of(&Tenant::default_tenant()), Epoch(0));
 }

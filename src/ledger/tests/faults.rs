@@ -30,7 +30,9 @@ const TRANSACTIONS: [(&str, Transaction); 6] = [
     ("marker", |bench| StorageFile::open(bench.database())?.mark(&tenant("a"), Generation(1))),
     ("forget", |bench| bench.ledger().forget(bench.storage)),
     ("note", |bench| bench.ledger().note_failure(Generation(1), "why")),
-    ("register", |bench| bench.ledger().register(Uuid::from_u128(7), &[Uuid::from_u128(8)], Uuid::from_u128(8))),
+    ("register", |bench| {
+        bench.ledger().register(Uuid::from_u128(7), &[Uuid::from_u128(8)], Uuid::from_u128(8))
+    }),
 ];
 
 /// A ledger with one request that its storage has yet to apply.

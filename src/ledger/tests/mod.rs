@@ -108,7 +108,11 @@ fn found(path: &Path, storage: Uuid) {
 fn open(path: &Path, storage: Uuid) -> Result<Arc<Database>> {
     let at = path.to_owned();
     Database::open(path, storage, move || -> Result<File> {
-        OpenOptions::new().read(true).write(true).open(&at).map_err(|e| Error::os("cannot open the ledger", e))
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&at)
+            .map_err(|e| Error::os("cannot open the ledger", e))
     })
 }
 

@@ -21,10 +21,10 @@ mod crash;
 mod model;
 mod races;
 mod recovery;
+mod refusal;
 mod removal;
 #[cfg(feature = "failpoints")]
 mod removal_steps;
-mod refusal;
 mod renames;
 mod room;
 

@@ -266,7 +266,9 @@ fn plants() -> Vec<Plant> {
         ("a file between the levels", |top, _| {
             std::fs::write(shard(top).parent().unwrap().join("zz"), "x").unwrap()
         }),
-        ("a file that is named like no record", |top, _| std::fs::write(shard(top).join("key"), "x").unwrap()),
+        ("a file that is named like no record", |top, _| {
+            std::fs::write(shard(top).join("key"), "x").unwrap()
+        }),
         ("a file without metadata", |top, _| {
             std::fs::write(shard(top).join("abcd0000000000000000000000000000"), "x").unwrap()
         }),
@@ -289,8 +291,7 @@ fn plants() -> Vec<Plant> {
         }),
         ("a record under another name", |top, _| {
             let store = top.ancestors().nth(3).unwrap();
-            let of_a =
-                records(store).into_iter().find(|p| p.to_str().unwrap().contains("/t/a/")).unwrap();
+            let of_a = records(store).into_iter().find(|p| p.to_str().unwrap().contains("/t/a/")).unwrap();
             let to = shard(top).join("abcd0000000000000000000000000000");
             let done = std::process::Command::new("cp").arg("-a").arg(&of_a).arg(to).status();
             assert!(done.unwrap().success());

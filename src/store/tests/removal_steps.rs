@@ -1,8 +1,8 @@
 //! Every named step of a removal: failing while the process lives, crashing, and stalling while others go on.
 
 use std::process::Command;
-use std::sync::mpsc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 
 use fail::FailScenario;
 
@@ -225,7 +225,9 @@ fn a_commit_in_progress_finishes_before_anything_is_deleted() {
 /// While one tenant's records are being deleted, the others write, read, rename, evict and recount.
 #[test]
 fn other_tenants_go_on_during_a_removal() {
-    for step in ["removal.drain", "removal.trash", "removal.hide", "removal.delete", "removal.verify", "removal.sync"] {
+    for step in
+        ["removal.drain", "removal.trash", "removal.hide", "removal.delete", "removal.verify", "removal.sync"]
+    {
         let rig = rig();
         let store = Arc::clone(&rig.bench);
         let b = store.tenant_node(&tenant("b")).unwrap();
