@@ -85,7 +85,9 @@ impl StorageBackend for Backend {
         match self.file.try_lock() {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
-            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => Err(BackendError::Unsupported),
+            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {
+                Err(BackendError::Unsupported)
+            }
             Err(TryLockError::Error(e)) => Err(BackendError::Io(e)),
         }
     }

@@ -31,7 +31,10 @@ pub struct Database {
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Database").field("path", &self.path).field("storage", &self.storage).finish_non_exhaustive()
+        f.debug_struct("Database")
+            .field("path", &self.path)
+            .field("storage", &self.storage)
+            .finish_non_exhaustive()
     }
 }
 

@@ -14,10 +14,12 @@ pub(super) fn corrupt(what: impl Into<String>) -> Error {
 fn of(error: redb::Error) -> Error {
     match error {
         redb::Error::Io(e) if e.raw_os_error().is_some() => Error::os("cannot use the ledger's file", e),
-        redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::TransactionPoisoned => Error::os(
-            "the ledger's file failed a moment ago, and is opened again for the next use",
-            io::Error::from_raw_os_error(libc::EIO),
-        ),
+        redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::TransactionPoisoned => {
+            Error::os(
+                "the ledger's file failed a moment ago, and is opened again for the next use",
+                io::Error::from_raw_os_error(libc::EIO),
+            )
+        }
         redb::Error::DatabaseAlreadyOpen | redb::Error::LockProtocolMismatch => {
             Error::new(Kind::Locked, "the ledger's file is in use by another process")
         }

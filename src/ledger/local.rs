@@ -70,7 +70,8 @@ impl Ledger for LocalLedger {
         rules::check_id(id)?;
         let submitted = self.database.write(|tx| {
             if let Some(id) = id {
-                let tables = [tables::WAITING, tables::COMPLETE, tables::PAST].map(|table| tx.open_table(table));
+                let tables =
+                    [tables::WAITING, tables::COMPLETE, tables::PAST].map(|table| tx.open_table(table));
                 if let Some(request) = by_id(&tx.open_table(tables::IDS)?, tables, id)? {
                     return Ok(Outcome::Unchanged(rules::answered(request, scope, mode)?));
                 }
@@ -142,7 +143,9 @@ impl Ledger for LocalLedger {
                     request.fail(error);
                     requests.put(&request)?;
                 }
-                None if generation > highest || generation == Generation(0) => return Err(no_such(generation)),
+                None if generation > highest || generation == Generation(0) => {
+                    return Err(no_such(generation));
+                }
                 _ => return Ok(Outcome::Unchanged(())),
             }
             step!("ledger.note");
@@ -153,9 +156,11 @@ impl Ledger for LocalLedger {
     fn request(&self, name: &RequestName) -> Result<Request> {
         self.database.read(|tx| match name {
             RequestName::Id(id) => {
-                let tables = [tables::WAITING, tables::COMPLETE, tables::PAST].map(|table| tx.open_table(table));
-                by_id(&tx.open_table(tables::IDS)?, tables, id)?
-                    .ok_or_else(|| Error::new(Kind::NotFound, format!("no request is known by the id {id:?}")))
+                let tables =
+                    [tables::WAITING, tables::COMPLETE, tables::PAST].map(|table| tx.open_table(table));
+                by_id(&tx.open_table(tables::IDS)?, tables, id)?.ok_or_else(|| {
+                    Error::new(Kind::NotFound, format!("no request is known by the id {id:?}"))
+                })
             }
             RequestName::Generation(generation) => {
                 for table in [tables::WAITING, tables::COMPLETE] {

@@ -73,5 +73,6 @@ pub(super) fn to_text(value: &impl Serialize) -> String {
 
 /// The value of a text.
 pub(super) fn from_text<T: DeserializeOwned>(text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|e| -> Error { corrupt(format!("a record is not readable ({e}): {text}")) })
+    serde_json::from_str(text)
+        .map_err(|e| -> Error { corrupt(format!("a record is not readable ({e}): {text}")) })
 }

@@ -114,7 +114,10 @@ pub(super) fn advances(
     if generation < marks.of(scope) {
         return Err(Error::new(
             Kind::StaleGeneration,
-            format!("generation {generation} of {scope} is older than {}, acknowledged before", marks.of(scope)),
+            format!(
+                "generation {generation} of {scope} is older than {}, acknowledged before",
+                marks.of(scope)
+            ),
         ));
     }
     Ok(!covered)

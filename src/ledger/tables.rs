@@ -154,6 +154,9 @@ pub(super) fn watermarks(
 }
 
 /// What is known of a storage.
-pub(super) fn member(table: &impl ReadableTable<u128, &'static str>, storage: Uuid) -> Result<Option<Member>> {
+pub(super) fn member(
+    table: &impl ReadableTable<u128, &'static str>,
+    storage: Uuid,
+) -> Result<Option<Member>> {
     table.get(storage.as_u128())?.map(|text| row::from_text(text.value())).transpose()
 }

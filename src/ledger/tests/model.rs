@@ -108,7 +108,8 @@ fn step(bench: &mut Bench, dice: &mut Dice, list: &mut List) {
             // Any number of any scope: refused, or covered, or as good as one that was polled.
             let (scope, generation) = (dice.pick(&scopes).unwrap(), dice.roll(list.made.len() + 2) as u64);
             let done = bench.ledger().ack(storage, &scope, Generation(generation));
-            let right = generation > 0 && list.made.get(generation as usize - 1).is_some_and(|m| m.scope == scope);
+            let right =
+                generation > 0 && list.made.get(generation as usize - 1).is_some_and(|m| m.scope == scope);
             if done.is_ok() && right {
                 list.ack(storage, &scope, generation);
             }

@@ -116,8 +116,7 @@ fn a_tenants_acknowledgement_covers_that_tenant_alone() {
         ledger.submit(&scope, Physical, None).unwrap();
     }
     ledger.ack(storage, &tenant("a"), Generation(4)).unwrap();
-    let complete: Vec<bool> =
-        ledger.requests().unwrap().iter().map(|r| r.state == State::Complete).collect();
+    let complete: Vec<bool> = ledger.requests().unwrap().iter().map(|r| r.state == State::Complete).collect();
     assert_eq!(complete, [true, false, false, true, false]);
     let pending = [
         entry(&Scope::Global, 2, Physical),
@@ -204,8 +203,7 @@ fn a_retired_storage_holds_up_nothing_and_is_refused() {
     assert_eq!(kind(ledger.forget(Uuid::new_v4())), Kind::NotFound);
     ledger.forget(gone).unwrap();
     ledger.forget(gone).unwrap();
-    let (first, second) =
-        (ledger.request(&by_number(1)).unwrap(), ledger.request(&by_number(2)).unwrap());
+    let (first, second) = (ledger.request(&by_number(1)).unwrap(), ledger.request(&by_number(2)).unwrap());
     assert_eq!((first.state, first.retired), (State::Complete, vec![gone]));
     assert_eq!((second.state, second.retired), (State::Pending, vec![gone]));
     assert_eq!(kind(ledger.poll(gone)), Kind::Stale);
