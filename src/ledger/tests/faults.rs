@@ -3,9 +3,17 @@
 use super::*;
 use crate::scope::Mode::Physical;
 
+/// A storage that registers, and its token.
+const NEW: Uuid = Uuid::from_u128(7);
+
 /// What a transaction changes, as one text.
 fn state(bench: &Bench) -> String {
-    let (ledger, file) = (bench.ledger(), StorageFile::open(bench.database()).unwrap());
+    state_of(&bench.database(), bench.storage)
+}
+
+fn state_of(database: &Arc<Database>, storage: Uuid) -> String {
+    let ledger = LocalLedger::new(database.clone());
+    let file = StorageFile::open(database.clone()).unwrap();
     let requests: Vec<_> = ledger
         .requests()
         .unwrap()
@@ -13,8 +21,9 @@ fn state(bench: &Bench) -> String {
         .map(|r| (r.generation, r.scope, r.state, r.acked, r.retired, r.last_error, r.failed_attempts))
         .collect();
     format!(
-        "{requests:?} {:?} {:?} {:?} {:?}",
-        ledger.poll(bench.storage),
+        "{requests:?} {:?} {:?} {:?} {:?} {:?}",
+        ledger.poll(storage),
+        ledger.poll(NEW),
         ledger.highest(),
         file.applied(),
         file.known_tokens().len()
@@ -30,9 +39,7 @@ const TRANSACTIONS: [(&str, Transaction); 6] = [
     ("marker", |bench| StorageFile::open(bench.database())?.mark(&tenant("a"), Generation(1))),
     ("forget", |bench| bench.ledger().forget(bench.storage)),
     ("note", |bench| bench.ledger().note_failure(Generation(1), "why")),
-    ("register", |bench| {
-        bench.ledger().register(Uuid::from_u128(7), &[Uuid::from_u128(8)], Uuid::from_u128(8))
-    }),
+    ("register", |bench| bench.ledger().register(NEW, &[NEW], NEW)),
 ];
 
 /// A ledger with one request that its storage has yet to apply.
@@ -61,10 +68,14 @@ fn failed_at(name: &str, transaction: Transaction, calls: usize, failures: usize
     let faults = bench.database().faults.clone();
     faults.plan(calls, failures, errno);
     let done = transaction(&bench);
+    // Where everything fails from this call on, this is the file that a crash at this call leaves.
+    let crashed = bench.dir.path().join("crashed.redb");
+    std::fs::copy(bench.path(), &crashed).unwrap();
     if !faults.end() {
         done.expect(&at);
         return false;
     }
+    let restarted = state_of(&open(&crashed, bench.storage).unwrap(), bench.storage);
     if let Err(e) = &done {
         assert_eq!(e.errno(), errno, "{at}: {e}");
     }
@@ -77,6 +88,10 @@ fn failed_at(name: &str, transaction: Transaction, calls: usize, failures: usize
         assert!(between == before || between.contains("Some(\"why\"), 1)"), "{at}: {between}");
     } else {
         assert!(between == before || between == after, "{at}: half of it happened: {between}");
+        assert!(
+            restarted == before || restarted == after,
+            "{at}: half of it outlived the crash: {restarted}"
+        );
     }
     assert!(done.is_err() || between != before, "{at}: it was answered, and has not happened");
     true

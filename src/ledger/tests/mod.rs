@@ -1,6 +1,5 @@
 //! Ledger tests: a ledger file in a temporary directory.
 
-use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,28 +20,41 @@ mod model;
 mod protocol;
 mod storage;
 
-/// The errors of the coming calls that change a file; none where it is empty.
+/// What the coming calls that change a file are to meet.
 #[derive(Debug, Default)]
-pub(super) struct Faults(Mutex<VecDeque<Option<i32>>>);
+pub(super) struct Faults(Mutex<Plan>);
+
+#[derive(Debug, Default)]
+struct Plan {
+    /// Calls that succeed before the first that fails.
+    calls: usize,
+    failures: usize,
+    errno: i32,
+    met: bool,
+}
 
 impl Faults {
     pub(super) fn check(&self) -> io::Result<()> {
-        self.0.lock().pop_front().flatten().map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+        let mut plan = self.0.lock();
+        if plan.failures == 0 {
+            return Ok(());
+        }
+        if plan.calls > 0 {
+            plan.calls -= 1;
+            return Ok(());
+        }
+        plan.failures -= 1;
+        plan.met = true;
+        Err(io::Error::from_raw_os_error(plan.errno))
     }
 
-    /// Lets `calls` calls succeed and `failures` fail then.
     fn plan(&self, calls: usize, failures: usize, errno: i32) {
-        let mut plan = self.0.lock();
-        *plan = VecDeque::from(vec![None; calls]);
-        plan.extend(vec![Some(errno); failures]);
+        *self.0.lock() = Plan { calls, failures, errno, met: false };
     }
 
-    /// Ends the plan; answers whether it had come to its failures.
+    /// Ends the plan; answers whether it had come to a failure.
     fn end(&self) -> bool {
-        let mut plan = self.0.lock();
-        let met = plan.front().is_none_or(Option::is_some);
-        plan.clear();
-        met
+        std::mem::take(&mut *self.0.lock()).met
     }
 }
 
