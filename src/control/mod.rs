@@ -2,6 +2,8 @@
 
 pub mod command;
 pub mod execute;
+#[cfg(test)]
+mod model;
 pub mod removals;
 pub mod reply;
 pub mod report;
