@@ -375,7 +375,7 @@ fn a_pending_scope_is_not_recovered() {
     }
     remove(&bench, &global(9));
     assert_eq!(tree(&bench).len(), 0);
-    assert_eq!(records(&bench.root()), [PathBuf::new(); 0]);
+    assert!(records(&bench.root()).is_empty());
     bench.sound();
 }
 
