@@ -70,7 +70,7 @@ pub enum Event {
         /// Dropped when all is forgotten.
         forgotten: mpsc::Sender<()>,
     },
-    /// A fence opened: whoever was refused with [`Kind::Busy`] may come back.
+    /// A fence opened: whoever was refused with [`crate::Kind::Busy`] may come back.
     Opened,
 }
 
