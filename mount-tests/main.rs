@@ -34,5 +34,6 @@ mod removal_writes;
 mod removals;
 mod store_dir;
 mod storm;
+mod storm_check;
 mod unpublished;
 mod xattrs;
