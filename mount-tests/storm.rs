@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use rustix::fs::XattrFlags;
@@ -56,6 +56,8 @@ struct Storm {
     /// Held for reading by an operation, for writing while there may be no mount: below it is an empty directory, in
     /// which everything looks removed.
     gate: RwLock<()>,
+    /// Nobody begins anything.
+    paused: AtomicBool,
 }
 
 /// Whether an error says that nothing has happened; of any other it is not known.
@@ -80,6 +82,26 @@ fn close(file: File) -> std::io::Result<()> {
 }
 
 impl Storm {
+    /// An operation may begin: there is a mount, dead or alive, until the guard is gone.
+    fn begin(&self) -> RwLockReadGuard<'_, ()> {
+        while self.paused.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.gate.read().unwrap()
+    }
+
+    /// Nothing is under way, and nothing begins until the guard is gone.
+    #[track_caller]
+    fn pause(&self) -> RwLockWriteGuard<'_, ()> {
+        self.paused.store(true, Ordering::SeqCst);
+        let mut guard = None;
+        wait_until(PATIENCE, || {
+            guard = self.gate.try_write().ok();
+            guard.is_some()
+        });
+        guard.expect("no operation hangs on a dead mount")
+    }
+
     fn path(&self, tenant: &str, key: &str) -> PathBuf {
         self.mnt.join(tenant).join(key)
     }
@@ -194,7 +216,7 @@ impl Storm {
 
     fn writer(&self, who: usize, mut random: Random) {
         while !self.stop.load(Ordering::SeqCst) {
-            let _mounted = self.gate.read().unwrap();
+            let _mounted = self.begin();
             let tenant = *random.pick(&TENANTS);
             let key = name(who, random.below(KEYS as u64) as usize);
             match random.below(10) {
@@ -213,7 +235,7 @@ impl Storm {
 
     fn reader(&self, mut peer: Peer, mut random: Random) {
         while !self.stop.load(Ordering::SeqCst) {
-            let _mounted = self.gate.read().unwrap();
+            let _mounted = self.begin();
             let key = name(random.below(WRITERS as u64) as usize, random.below(KEYS as u64) as usize);
             let tenant = *random.pick(&TENANTS);
             self.look(&mut peer, tenant, &key);
@@ -226,7 +248,7 @@ impl Storm {
         let mut n = 0;
         while !self.stop.load(Ordering::SeqCst) {
             {
-                let _mounted = self.gate.read().unwrap();
+                let _mounted = self.begin();
                 n += 1;
                 let tenant = (random.below(5) > 0).then(|| *random.pick(&TENANTS));
                 let removal = self.check.removal_begins(tenant);
@@ -370,6 +392,7 @@ fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
                 serial: AtomicU64::new(1),
                 stop: AtomicBool::new(false),
                 gate: RwLock::new(()),
+                paused: AtomicBool::new(false),
             });
             let mut threads = Vec::new();
             for who in 0..WRITERS {
@@ -387,11 +410,15 @@ fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
                 // The moment is random by intent.
                 std::thread::sleep(Duration::from_millis(150 + random.below(500)));
                 m.kill();
-                let _nobody = storm.gate.write().unwrap();
+                let nobody = storm.pause();
                 m.mount();
+                drop(nobody);
+                storm.paused.store(false, Ordering::SeqCst);
             }
             std::thread::sleep(Duration::from_millis(300));
             storm.stop.store(true, Ordering::SeqCst);
+            let all = wait_until(PATIENCE, || threads.iter().all(std::thread::JoinHandle::is_finished));
+            assert!(all, "seed {seed}: an operation hangs");
             let ended: Vec<_> = threads.into_iter().map(std::thread::JoinHandle::join).collect();
             assert!(ended.iter().all(Result::is_ok), "seed {seed}: a thread found a fault, see above");
             calm(m, &storm);
