@@ -146,10 +146,10 @@ fn everything_pinned_is_no_room() {
 }
 
 /// Makes a file undeletable; undone when dropped. `None` where the filesystem cannot.
-struct Immutable(std::path::PathBuf);
+pub(crate) struct Immutable(std::path::PathBuf);
 
 impl Immutable {
-    fn new(path: std::path::PathBuf) -> Option<Immutable> {
+    pub(crate) fn new(path: std::path::PathBuf) -> Option<Immutable> {
         let done = run(Command::new("chattr").arg("+i").arg(&path));
         done.status.success().then_some(Immutable(path))
     }

@@ -148,6 +148,7 @@ pub(crate) fn each_with(settings: impl Fn(Builder) -> Builder, body: impl Fn(&mu
 #[derive(Default)]
 pub(crate) struct Builder {
     args: Vec<OsString>,
+    env: Vec<(String, String)>,
     tenant: Option<String>,
 }
 
@@ -173,6 +174,13 @@ impl Builder {
         self.arg("--evict").arg(policy)
     }
 
+    /// A variable in the environment of the daemon, until [`Mount::unset_env`].
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Builder {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// `--tenant`: a view of that tenant alone.
     pub(crate) fn tenant(mut self, tenant: &str) -> Builder {
         self.tenant = Some(tenant.to_owned());
@@ -193,6 +201,7 @@ impl Builder {
             mnt,
             scratch,
             args: self.args,
+            env: self.env,
             tenant: self.tenant,
             daemon,
             watchdog,
@@ -225,6 +234,7 @@ pub(crate) struct Mount {
     pub(crate) mnt: PathBuf,
     pub(crate) scratch: PathBuf,
     args: Vec<OsString>,
+    env: Vec<(String, String)>,
     tenant: Option<String>,
     daemon: Arc<Mutex<Option<Pid>>>,
     #[expect(dead_code, reason = "dropping it ends the watchdog")]
@@ -256,9 +266,9 @@ impl Mount {
     #[track_caller]
     pub(crate) fn try_mount(&self) -> Output {
         let (store, mnt) = (self.store.as_os_str(), self.mnt.as_os_str());
-        fencefs(
-            [OsStr::new("mount"), store, mnt].into_iter().chain(self.args.iter().map(OsString::as_os_str)),
-        )
+        let mut command = Command::new(BINARY);
+        command.args([OsStr::new("mount"), store, mnt]).args(&self.args);
+        run(command.envs(self.env.iter().map(|(name, value)| (name, value))))
     }
 
     /// Replaces or adds an argument of the next mount.
@@ -267,6 +277,26 @@ impl Mount {
             Some(at) => self.args[at + 1] = value.into(),
             None => self.args.extend([name.into(), value.into()]),
         }
+    }
+
+    /// Takes an argument and its value from the next mount.
+    pub(crate) fn unset_arg(&mut self, name: &str) {
+        if let Some(at) = self.args.iter().position(|a| a == name) {
+            self.args.drain(at..at + 2);
+        }
+    }
+
+    /// Sets a variable in the environment of the next daemon.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn set_env(&mut self, name: &str, value: &str) {
+        self.unset_env(name);
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Takes it away again.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn unset_env(&mut self, name: &str) {
+        self.env.retain(|(known, _)| known != name);
     }
 
     /// The daemon's pid.

@@ -2,7 +2,9 @@
 //!
 //! Each test makes its own store and mount below the temporary directory and removes both. Where mounting is not
 //! possible (no /dev/fuse, not root) a test says so and returns. `FENCEFS_TEST_PASSTHROUGH` (`on`, `off`, `both`)
-//! picks how values travel; `FENCEFS_TEST_ROUNDS` sets how often the crash test kills the daemon.
+//! picks how values travel; `FENCEFS_TEST_ROUNDS` sets how often the crash test kills the daemon,
+//! `FENCEFS_TEST_STORM_KILLS` how often the storm does; `FENCEFS_TEST_SEED` repeats one storm. With the feature
+//! `failpoints` the removal is stopped, stalled and made to fail at each of its steps.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected must fail where it stands")]
 
 mod cli;
@@ -18,6 +20,21 @@ mod posix;
 mod publish;
 mod quota;
 mod recovery;
+mod removal_control;
+#[cfg(feature = "failpoints")]
+mod removal_crash;
+#[cfg(feature = "failpoints")]
+mod removal_failure;
+mod removal_interfaces;
+mod removal_restart;
+mod removal_scope;
+mod removal_strangers;
+#[cfg(feature = "failpoints")]
+mod removal_wait;
+mod removal_writes;
+mod removals;
 mod store_dir;
+mod storm;
+mod storm_check;
 mod unpublished;
 mod xattrs;
