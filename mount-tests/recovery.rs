@@ -236,3 +236,38 @@ fn settings_may_change_between_mounts() {
         },
     );
 }
+
+/// A daemon that is killed while a thread of it waits in the kernel for a directory that a program holds, which waits
+/// for the daemon: the guard ends both waits.
+#[test]
+#[cfg(feature = "failpoints")]
+fn a_daemon_killed_in_the_kernels_arms_holds_nobody() {
+    // The fence closes, and stays closed: first the trash fails, until a program waits at it, later the deletion.
+    let steps = "removal.trash=5*return->off;removal.delete=return";
+    each_with(
+        |b: Builder| b.env("FAILPOINTS", steps).arg("--fence-wait=10min"),
+        |m| {
+            m.shell("echo value > $M/k; cat $M/k").ok();
+            m.control("remove-all tenant=default").0.unwrap();
+            // Keeps the directory locked in the kernel, which the notice that `k` is gone then waits for.
+            let mut creator = m.peer();
+            creator.begin("os.open(M + '/new', os.O_CREAT | os.O_WRONLY)");
+            let daemon = m.pid();
+            let is_stuck = || {
+                let threads = fs::read_dir(format!("/proc/{}/task", daemon.as_raw_nonzero())).unwrap();
+                threads.filter_map(Result::ok).any(|thread| {
+                    let stack = fs::read_to_string(thread.path().join("stack")).unwrap_or_default();
+                    stack.contains("fuse_reverse_inval_entry")
+                })
+            };
+            assert!(wait_until(Duration::from_secs(30), is_stuck), "nothing waits in the kernel");
+            kill_process(daemon, Signal::KILL).unwrap();
+            let answer = creator.finish();
+            assert!(["ENOTCONN", "ECONNABORTED"].contains(&answer["errno"].as_str().unwrap()), "{answer}");
+            m.wait_for_exit();
+            m.unset_env("FAILPOINTS");
+            m.mount();
+            assert!(!m.key("k").exists(), "the removal was finished at the next start");
+        },
+    );
+}

@@ -15,6 +15,7 @@ mod argv;
 mod control_client;
 mod daemon;
 mod forget;
+mod guard;
 mod holders;
 mod mount;
 mod mount_args;
@@ -50,6 +51,8 @@ enum Command {
     Unpin(pin::UnpinArgs),
     Path(path::PathArgs),
     Forget(forget::ForgetArgs),
+    #[command(hide = true)]
+    Guard(guard::GuardArgs),
 }
 
 /// Parses the command line and runs it.
@@ -126,6 +129,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Unpin(args) => pin::run(&args.files, false),
         Command::Path(args) => path::run(&args),
         Command::Forget(args) => forget::run(&args),
+        Command::Guard(args) => guard::run(&args),
     }
 }
 

@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
-use super::{mountinfo, progress};
+use super::{guard, mountinfo, progress};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{Mount, Stopper};
@@ -82,6 +82,7 @@ fn mount_and_run(
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
     let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings)?;
+    guard::start(&place.mountpoint);
     let end = mount.stopper();
     let ending = end.clone();
     let stopper = std::thread::Builder::new()

@@ -56,16 +56,16 @@ impl Pause {
         Pause { failures, until: Instant::now() + pause.min(limits::LAST_RETRY) }
     }
 
-    fn is_over(this: Option<&Pause>) -> bool {
-        this.is_none_or(|p| p.until <= Instant::now())
+    fn is_over(this: Option<&Pause>, now: Instant) -> bool {
+        this.is_none_or(|p| p.until <= now)
     }
 }
 
 impl Work {
     /// What can be attempted now. A global removal waits for those under way, and everything else waits for it: what
     /// is older it takes along, what is newer comes after it.
-    fn startable(&self, pending: &[Pending]) -> Vec<Pending> {
-        let is_due = |p: &&Pending| Pause::is_over(self.failed.get(&p.scope));
+    fn startable(&self, pending: &[Pending], now: Instant) -> Vec<Pending> {
+        let is_due = |p: &&Pending| Pause::is_over(self.failed.get(&p.scope), now);
         if let Some(global) = pending.iter().find(|p| p.scope == Scope::Global) {
             return Some(global)
                 .filter(is_due)
@@ -80,6 +80,13 @@ impl Work {
         let idle = limits::REMOVALS_AT_ONCE.saturating_sub(self.running.len());
         let due = pending.iter().filter(|p| !self.running.contains_key(&p.scope)).filter(is_due);
         due.take(idle).cloned().collect()
+    }
+
+    /// When the next pause ends of those that were not over when last looked at. What was due then and could not start
+    /// waits for an attempt, whose end is told.
+    fn next_due(&self, looked: Instant) -> Option<Instant> {
+        let pauses = self.failed.values().chain(&self.collect_after).map(|p| p.until);
+        pauses.filter(|until| *until > looked).min()
     }
 
     /// Open requests that a removal settles, one way or the other.
@@ -170,11 +177,12 @@ impl Agent {
     }
 
     fn run(self: &Arc<Self>) {
+        let mut looked = Instant::now();
         loop {
             {
                 let mut work = self.work.lock();
                 while !work.woken && !work.stop {
-                    match self.next_due(&work) {
+                    match work.next_due(looked) {
                         None => self.changed.wait(&mut work),
                         Some(due) => {
                             if self.changed.wait_until(&mut work, due).timed_out() {
@@ -193,7 +201,8 @@ impl Agent {
                     return;
                 }
             }
-            if let Err(e) = self.look() {
+            looked = Instant::now();
+            if let Err(e) = self.look(looked) {
                 log::warn!("cannot look for pending removals: {e}");
                 self.store.note_error(format!("cannot look for pending removals: {e}"));
                 let mut work = self.work.lock();
@@ -204,17 +213,12 @@ impl Agent {
         }
     }
 
-    fn next_due(&self, work: &Work) -> Option<Instant> {
-        let now = Instant::now();
-        work.failed.values().chain(&work.collect_after).map(|p| p.until.max(now)).min()
-    }
-
     /// Starts what is due.
-    fn look(self: &Arc<Self>) -> Result<()> {
+    fn look(self: &Arc<Self>, now: Instant) -> Result<()> {
         let pending = self.ledger.poll(self.store.storage().identity())?;
         self.open_acknowledged(&pending);
         let mut work = self.work.lock();
-        for removal in work.startable(&pending) {
+        for removal in work.startable(&pending, now) {
             work.running.insert(removal.scope.clone(), removal.generation);
             let agent = Arc::clone(self);
             let scope = removal.scope.clone();
@@ -223,7 +227,7 @@ impl Agent {
                 return Err(e);
             }
         }
-        if work.garbage && !work.collecting && Pause::is_over(work.collect_after.as_ref()) {
+        if work.garbage && !work.collecting && Pause::is_over(work.collect_after.as_ref(), now) {
             (work.collecting, work.garbage) = (true, false);
             let agent = Arc::clone(self);
             if let Err(e) = spawn("fencefs-trash", move || agent.collect()) {
@@ -248,10 +252,7 @@ impl Agent {
 
     fn attempt(&self, removal: &Pending) {
         let done = self.apply(removal);
-        let mut work = self.work.lock();
-        work.running.remove(&removal.scope);
-        work.garbage |= removal.mode == Mode::Logical;
-        drop(work);
+        self.work.lock().garbage |= removal.mode == Mode::Logical;
         self.settle(&removal.scope, removal.generation, done);
         self.wake();
     }
@@ -273,12 +274,15 @@ impl Agent {
         self.store.open_scope(scope, *generation)
     }
 
-    /// Notes how an attempt ended, and tells who waits for it.
+    /// Notes how an attempt ended, which makes room for the next, and tells who waits for it.
     fn settle(&self, scope: &Scope, generation: Generation, done: Result<()>) {
         match &done {
             Ok(()) => log::info!("removed {scope} up to generation {generation}"),
             // It goes on at the next start.
-            Err(_) if self.store.is_stopping() => return,
+            Err(_) if self.store.is_stopping() => {
+                self.work.lock().running.remove(scope);
+                return;
+            }
             Err(e) => {
                 log::error!("removal {generation} of {scope} failed and will be tried again: {e}");
                 self.store.note_removal_failed(scope, e);
@@ -288,6 +292,7 @@ impl Agent {
             }
         }
         let mut work = self.work.lock();
+        work.running.remove(scope);
         let settled = work.settled_by(scope, generation);
         match done {
             Ok(()) => {
@@ -324,4 +329,61 @@ impl Agent {
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Tenant;
+    use std::time::Duration;
+
+    fn pending(tenant: &str) -> Pending {
+        let scope = Scope::Tenant(Tenant::new(tenant.as_bytes()).unwrap());
+        Pending { scope, generation: Generation(1), mode: Mode::Physical }
+    }
+
+    #[test]
+    fn a_failed_removal_waits_longer_each_time_and_holds_up_no_other() {
+        let (a, b) = (pending("a"), pending("b"));
+        let mut work = Work::default();
+        let mut pauses = Vec::new();
+        for _ in 0..3 {
+            let pause = Pause::after(work.failed.get(&a.scope).copied());
+            pauses.push(pause.until - Instant::now());
+            work.failed.insert(a.scope.clone(), pause);
+        }
+        assert!(pauses.is_sorted(), "{pauses:?}");
+        assert!(pauses[2] > limits::FIRST_RETRY * 3, "{pauses:?}");
+        let now = Instant::now();
+        assert_eq!(work.startable(&[a.clone(), b.clone()], now), [b.clone()]);
+        assert_eq!(work.next_due(now), Some(work.failed[&a.scope].until));
+        let later = now + Duration::from_secs(60);
+        assert_eq!(work.startable(&[a.clone(), b], later).first(), Some(&a));
+    }
+
+    #[test]
+    fn an_attempt_under_way_is_neither_repeated_nor_looked_for() {
+        let a = pending("a");
+        let mut work = Work::default();
+        work.failed.insert(a.scope.clone(), Pause { failures: 1, until: Instant::now() });
+        let looked = Instant::now();
+        assert_eq!(work.startable(std::slice::from_ref(&a), looked), [a.clone()]);
+        work.running.insert(a.scope.clone(), a.generation);
+        assert_eq!(work.startable(&[a], looked), []);
+        assert_eq!(work.next_due(looked), None, "the agent sleeps until the attempt ends");
+    }
+
+    #[test]
+    fn a_global_removal_is_alone() {
+        let (a, b) = (pending("a"), pending("b"));
+        let all = Pending { scope: Scope::Global, generation: Generation(2), mode: Mode::Physical };
+        let mut work = Work::default();
+        let now = Instant::now();
+        work.running.insert(a.scope.clone(), a.generation);
+        assert_eq!(work.startable(&[all.clone(), b.clone()], now), []);
+        work.running.clear();
+        assert_eq!(work.startable(&[b.clone(), all.clone()], now), [all]);
+        work.running.insert(Scope::Global, Generation(2));
+        assert_eq!(work.startable(&[b], now), []);
+    }
 }

@@ -272,6 +272,8 @@ impl Store {
         scopes.0.retain(|other, state| !(scope.includes(other) && state.generation <= generation));
         for home in self.homes_in(scope) {
             if scopes.epoch_of(&home.tenant).is_none() {
+                // Once more: of a marker that was written though it was answered with an error, `remove` did not learn.
+                self.index.lock().forget_hidden(home.number);
                 home.fence.open(home.epoch);
             }
         }
