@@ -329,11 +329,16 @@ impl Index {
         let number = node.tenant as usize;
         let hidden = Usage { bytes: node.blocks * 512, keys: u64::from(node.dir.is_none()) };
         self.unlink(id, now)?;
-        let tenant = self.tenants.get_mut(number).ok_or_else(gone)?;
+        self.count_hidden(number as u32, hidden);
+        Ok(())
+    }
+
+    /// Counts what has no name and occupies the disk, until [`Index::forget_hidden`].
+    pub fn count_hidden(&mut self, number: u32, hidden: Usage) {
+        let Some(tenant) = self.tenants.get_mut(number as usize) else { return };
         for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage, &mut tenant.hidden] {
             *usage = Usage { bytes: usage.bytes + hidden.bytes, keys: usage.keys + hidden.keys };
         }
-        Ok(())
     }
 
     /// What a tenant's removal took is gone for good.

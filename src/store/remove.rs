@@ -287,6 +287,7 @@ impl Store {
         if let Some(state) = self.scopes.lock().0.get_mut(scope) {
             state.failed = Some(error.to_string());
         }
+        self.counters.removal_failures.fetch_add(1, Ordering::Relaxed);
         self.note_error(format!("removal of {scope}: {error}"));
     }
 

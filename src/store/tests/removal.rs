@@ -359,6 +359,8 @@ fn a_pending_scope_is_not_recovered() {
         fill(&bench, "b");
         tree(&bench)
     };
+    let counted = status_of(&bench, "a");
+    assert_eq!(counted.2, 4, "three values and a link");
     for pending in [of_tenant("a", 9), global(9)] {
         bench.drop_store();
         bench.store = Some(open_pending(&bench.root(), std::slice::from_ref(&pending)));
@@ -368,7 +370,9 @@ fn a_pending_scope_is_not_recovered() {
             .filter(|((t, _), _)| !pending.scope.includes_tenant(&tenant(t)))
             .collect();
         assert_eq!(tree(&bench), expected);
-        assert_eq!(status_of(&bench, "a").1, "removing");
+        let removing = status_of(&bench, "a");
+        assert_eq!(removing.1, "removing");
+        assert_eq!((removing.2, removing.3), (counted.2, counted.3), "what is not deleted is counted");
         let a = bench.tenant_node(&tenant("a")).unwrap();
         assert_eq!(put_in(&bench, a, b"k", b"v").unwrap_err().kind(), Kind::Busy);
         assert!(!records(&bench.root()).is_empty(), "nothing was deleted yet");
@@ -376,6 +380,8 @@ fn a_pending_scope_is_not_recovered() {
     remove(&bench, &global(9));
     assert_eq!(tree(&bench).len(), 0);
     assert!(records(&bench.root()).is_empty());
+    let gone = status_of(&bench, "a");
+    assert_eq!((gone.0, gone.1, gone.2, gone.3), (9, "ready", 0, 0));
     bench.sound();
 }
 
