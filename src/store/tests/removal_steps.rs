@@ -273,3 +273,33 @@ fn a_removal_ends_where_it_is_when_the_store_closes() {
     store.remove(&of_tenant("a", 1)).unwrap();
     assert_removed(&store, &of_tenant("a", 1), "after a stop");
 }
+
+/// What is found when the removal looks again makes the attempt fail, whatever deletion said.
+#[test]
+fn what_is_left_when_a_removal_looks_again_is_no_success() {
+    let left: [(&str, fn(&Path)); 4] = [
+        ("data/.trash/1/a@0.99", |root| {
+            std::fs::create_dir_all(root.join("data/.trash/1/a@0.99")).unwrap();
+        }),
+        ("data/t/a/0", |root| std::fs::create_dir(root.join("data/t/a/0")).unwrap()),
+        ("data/t/a/late", |root| std::fs::write(root.join("data/t/a/late"), "x").unwrap()),
+        ("data/t/b/0", |root| std::fs::create_dir(root.join("data/t/b/0")).unwrap()),
+    ];
+    for (what, plant) in left {
+        let rig = rig();
+        let store = &rig.bench;
+        let removal = if what.contains("/b/") { global(1) } else { of_tenant("a", 1) };
+        let before = status_of(store, "a");
+        let root = rig.bench.root();
+        fail::cfg_callback("removal.verify", move || plant(&root)).unwrap();
+        let e = store.remove(&removal).expect_err(what);
+        fail::remove("removal.verify");
+        assert_eq!(e.kind(), Kind::NotEmpty, "{what}: {e}");
+        assert!(e.to_string().contains(what), "{what}: {e}");
+        assert!(!store.storage().applied().covers(&removal.scope, removal.generation), "{what}");
+        let now = status_of(store, "a");
+        assert_eq!((now.1, now.2, now.3), ("removing", before.2, before.3), "{what}");
+        store.remove(&removal).expect(what);
+        assert_removed(store, &removal, what);
+    }
+}
