@@ -274,10 +274,13 @@ fn a_removal_ends_where_it_is_when_the_store_closes() {
     assert_removed(&store, &of_tenant("a", 1), "after a stop");
 }
 
+/// What is left, and how it comes to be there.
+type Left = (&'static str, fn(&Path));
+
 /// What is found when the removal looks again makes the attempt fail, whatever deletion said.
 #[test]
 fn what_is_left_when_a_removal_looks_again_is_no_success() {
-    let left: [(&str, fn(&Path)); 4] = [
+    let left: [Left; 4] = [
         ("data/.trash/1/a@0.99", |root| {
             std::fs::create_dir_all(root.join("data/.trash/1/a@0.99")).unwrap();
         }),
