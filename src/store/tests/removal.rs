@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
 
 use super::*;
+use crate::config::limits;
 use crate::ledger::Pending;
 use crate::os::RenameHow;
 use crate::scope::{Generation, Mode, Scope};
@@ -457,4 +458,30 @@ fn modes_of_what_is_made_are_private() {
     let mode = |path: &str| bench.root().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("data/t/a/1"), 0o700);
     assert_eq!(mode("data/.trash"), 0o700);
+}
+
+/// Nothing is deleted to make room for what a removal must keep: it fails, says so, and can be repeated.
+#[test]
+fn a_full_quarantine_fails_a_removal_and_loses_nothing() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let (quarantine, stranger) = (bench.root().join("data/.quarantine"), bench.root().join("data/t/a/notes"));
+    for n in 0..limits::QUARANTINED_RECORDS {
+        std::fs::write(quarantine.join(format!("kept.{n}")), "x").unwrap();
+    }
+    std::fs::write(&stranger, "notes").unwrap();
+    let refused = bench.remove(&of_tenant("a", 1)).unwrap_err();
+    assert_eq!(refused.kind(), Kind::NotEmpty);
+    let says = refused.to_string();
+    assert!(says.contains("data/t/a/notes") && says.contains("quarantine is full"), "{says}");
+    assert_eq!(std::fs::read(&stranger).unwrap(), b"notes");
+    assert_eq!(names_in(&quarantine).len(), limits::QUARANTINED_RECORDS);
+    assert_eq!(status_of(&bench, "a").1, "removing");
+    assert!(!bench.storage().applied().covers(&of_tenant("a", 1).scope, Generation(1)));
+    std::fs::remove_file(quarantine.join("kept.0")).unwrap();
+    remove(&bench, &of_tenant("a", 1));
+    let kept = names_in(&quarantine).into_iter().find(|name| name.starts_with("a.stranger.")).unwrap();
+    assert_eq!(std::fs::read(quarantine.join(kept)).unwrap(), b"notes");
+    assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    bench.sound();
 }
