@@ -205,7 +205,6 @@ fn the_same_id_again_removes_nothing_new() {
             let (errno, reply) = Control::open(m).refused(&format!("remove-all {other}"));
             assert_eq!(errno, libc::EINVAL, "{other}: {reply}");
         }
-        drop(control);
         m.remount();
         let again = Control::open(m).ask("remove-all tenant=a id=r1");
         assert_eq!(generation(&again), first);
