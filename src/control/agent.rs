@@ -245,9 +245,11 @@ impl Agent {
         for removal in work.startable(&pending, now) {
             work.running.insert(removal.scope.clone(), removal.generation);
             let agent = Arc::clone(self);
-            let scope = removal.scope.clone();
+            let Pending { scope, generation, .. } = removal.clone();
             if let Err(e) = spawn("fencefs-removal", move || agent.attempt(&removal)) {
                 work.running.remove(&scope);
+                drop(work);
+                self.store.note_removal_failed(&scope, generation, &e);
                 return Err(e);
             }
         }
@@ -309,7 +311,7 @@ impl Agent {
             }
             Err(e) => {
                 log::error!("removal {generation} of {scope} failed and will be tried again: {e}");
-                self.store.note_removal_failed(scope, e);
+                self.store.note_removal_failed(scope, generation, e);
                 if let Err(e) = self.ledger.note_failure(generation, &e.to_string()) {
                     log::warn!("cannot note the failure of removal {generation}: {e}");
                 }

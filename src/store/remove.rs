@@ -282,8 +282,10 @@ impl Store {
         Ok(())
     }
 
-    /// Shows in the status that an attempt at a closed scope failed.
-    pub fn note_removal_failed(&self, scope: &Scope, error: &Error) {
+    /// Shows in the status that an attempt failed. One that did not get as far as the fence leaves the scope closed too:
+    /// it is not ready until the removal is.
+    pub fn note_removal_failed(&self, scope: &Scope, generation: Generation, error: &Error) {
+        self.close_scope(scope, generation);
         if let Some(state) = self.scopes.lock().0.get_mut(scope) {
             state.failed = Some(error.to_string());
         }
