@@ -1,22 +1,27 @@
 //! Every step of a removal fails, once and for good: nothing is acknowledged, no counter lies, it is tried again.
 
-use crate::harness::{Mount, each_with, wait_until};
+use std::fs;
+use std::io::Write;
+
+use crate::harness::{Mount, each_with, in_turn, wait_until};
 use crate::removals::{
-    Bystander, Control, PATIENCE, assert_counters_equal_the_disk, assert_empty, epoch, generation, list,
-    query, tenant, two_tenants, wait_complete,
+    Bystander, Control, PATIENCE, assert_counters_equal_the_disk, assert_empty, each_evicting_with, epoch,
+    generation, list, query, tenant, two_tenants, wait_complete,
 };
 
 /// The steps up to the one that makes the removal count.
-const BEFORE_THE_MARKER: [&str; 10] = [
+const BEFORE_THE_MARKER: [&str; 12] = [
     "removal.fence",
     "removal.drain",
     "removal.trash",
     "removal.trashed",
     "removal.hide",
     "removal.delete",
+    "removal.delete=7*off->",
     "removal.verify",
     "removal.sync",
     "removal.epoch",
+    "removal.epoch.sync",
     "ledger.marker",
 ];
 /// The steps from there to the acknowledgement.
@@ -59,9 +64,12 @@ fn assert_failed(m: &Mount, number: u64, step: &str, before: Option<&serde_json:
 #[test]
 fn a_step_that_keeps_failing_acknowledges_nothing() {
     // Past the marker another attempt has only the acknowledgement left to fail at.
-    for (step, counts) in BEFORE_THE_MARKER.iter().map(|s| (s, true)).chain([(&"ledger.ack", false)]) {
-        eprintln!("{step}");
-        each_with(with(format!("{step}=return")), |m| {
+    let steps = BEFORE_THE_MARKER.iter().map(|s| (*s, true)).chain([("ledger.ack", false)]);
+    for (turn, (point, counts)) in steps.enumerate() {
+        eprintln!("{point}");
+        let step = point.split('=').next().unwrap();
+        let points = if point == step { format!("{step}=return") } else { format!("{point}return") };
+        in_turn(turn, with(points), |m| {
             two_tenants(m);
             let b = Bystander::look(m);
             let before = tenant(m, "a");
@@ -110,20 +118,32 @@ fn finished(m: &Mount, number: u64, b: &Bystander) {
 #[test]
 fn a_step_that_fails_once_is_tried_again_by_itself() {
     let steps = BEFORE_THE_MARKER.iter().chain(&BEFORE_THE_ACK).chain(&AFTER_THE_ACK);
-    for step in steps {
-        eprintln!("{step}");
-        each_with(with(format!("{step}=1*return")), |m| {
-            two_tenants(m);
-            let b = Bystander::look(m);
-            let mut control = Control::open(m);
-            let number = generation(&control.ask("remove-all tenant=a"));
-            let second = control.line();
-            if !AFTER_THE_ACK.contains(step) {
-                assert_eq!(second["state"], "failed", "{step}: {second}");
-                assert!(second["last_error"].as_str().is_some_and(|t| t.contains(step)), "{step}: {second}");
-            }
-            finished(m, number, &b);
-        });
+    for (turn, point) in steps.chain(&["removal.staged"]).enumerate() {
+        eprintln!("{point}");
+        let step = &point.split('=').next().unwrap();
+        let points = if point == step { format!("{step}=1*return") } else { format!("{point}1*return") };
+        let settings = with(points);
+        each_with(
+            |b| settings(b).evicting(turn),
+            |m| {
+                two_tenants(m);
+                let b = Bystander::look(m);
+                let mut half = fs::File::create(m.mnt.join("a/half")).unwrap();
+                half.write_all(&[b'h'; 100_000]).unwrap();
+                let mut control = Control::open(m);
+                let number = generation(&control.ask("remove-all tenant=a"));
+                let second = control.line();
+                drop(half);
+                if !AFTER_THE_ACK.contains(step) {
+                    assert_eq!(second["state"], "failed", "{step}: {second}");
+                    assert!(
+                        second["last_error"].as_str().is_some_and(|t| t.contains(step)),
+                        "{step}: {second}"
+                    );
+                }
+                finished(m, number, &b);
+            },
+        );
     }
 }
 
@@ -150,7 +170,8 @@ fn a_failed_removal_is_tried_again_when_asked() {
 #[test]
 fn a_marker_without_room_is_no_marker() {
     for scope in ["tenant=a", "scope=global"] {
-        each_with(with("ledger.marker=return(enospc)".to_owned()), |m| {
+        let settings = with("ledger.marker=return(enospc)".to_owned());
+        each_evicting_with(settings, |m| {
             two_tenants(m);
             let before = (tenant(m, "a"), m.status_number("used_bytes"));
             let mut control = Control::open(m);
@@ -173,8 +194,8 @@ fn a_marker_without_room_is_no_marker() {
 #[test]
 fn a_submission_that_fails_changes_nothing_or_is_found_by_its_id() {
     for (step, made) in [("ledger.submit", false), ("ledger.submitted", true)] {
-        for errno in [("return", libc::EIO), ("return(enospc)", libc::ENOSPC)] {
-            each_with(with(format!("{step}=1*{}", errno.0)), |m| {
+        for (turn, errno) in [("return", libc::EIO), ("return(enospc)", libc::ENOSPC)].iter().enumerate() {
+            in_turn(turn, with(format!("{step}=1*{}", errno.0)), |m| {
                 two_tenants(m);
                 let b = Bystander::look(m);
                 let (refused, reply) = Control::open(m).refused("remove-all tenant=a id=r");
@@ -188,5 +209,52 @@ fn a_submission_that_fails_changes_nothing_or_is_found_by_its_id() {
                 finished(m, number, &b);
             });
         }
+    }
+}
+
+/// RFC matrix: "Partial deletion": of a global removal, between one tenant and the next.
+#[test]
+fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
+    let points = [
+        "removal.trash=1*off->return",
+        "removal.hide=1*off->return",
+        "removal.delete=30*off->return",
+        "removal.epoch=1*off->return",
+        "removal.epoch.sync=2*off->return",
+    ];
+    for (turn, points) in points.into_iter().enumerate() {
+        eprintln!("{points}");
+        let step = points.split('=').next().unwrap();
+        in_turn(turn, with(points.to_owned()), |m| {
+            two_tenants(m);
+            m.shell("echo x > $M/k").ok();
+            let names = ["a", "b", "default"];
+            let counts = |m: &Mount| {
+                let of = |name| (tenant(m, name)["keys"].clone(), tenant(m, name)["bytes"].clone());
+                (names.map(of), m.status_number("used_bytes"), m.status_number("keys"))
+            };
+            let before = counts(m);
+            let mut control = Control::open(m);
+            let number = generation(&control.ask("remove-all scope=global"));
+            let second = control.line();
+            assert_eq!(second["state"], "failed", "{step}: {second}");
+            assert!(second["last_error"].as_str().is_some_and(|t| t.contains(step)), "{step}: {second}");
+            assert_eq!(counts(m), before, "{step}: false zeros");
+            assert_eq!(m.status_number("pending_requests"), 1);
+            let mut peer = m.peer();
+            for name in names {
+                assert_ne!(tenant(m, name)["state"], "ready", "{step}: {name}");
+                assert_eq!(peer.error(&format!("write(R + '/{name}/new', b'x')")), "EBUSY", "{step}: {name}");
+            }
+            drop(peer);
+            m.unset_env("FAILPOINTS");
+            m.crash();
+            wait_complete(m, &format!("generation={number}"));
+            for name in names {
+                assert_empty(m, name);
+                assert_eq!(epoch(m, name), number);
+            }
+            assert_counters_equal_the_disk(m);
+        });
     }
 }

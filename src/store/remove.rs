@@ -1,6 +1,7 @@
 //! A removal: everything that a scope held below a generation goes, and nothing else.
 //!
-//! Steps, in order, each a fail point of this name:
+//! Steps, in order, each a fail point of this name; `trash` for each directory, `delete` for each record, `hide` and
+//! `epoch` for each tenant:
 //!
 //! | step | what | afterwards |
 //! |---|---|---|
@@ -100,9 +101,7 @@ impl Store {
         let (homes, deleted) = self.close_scope(scope, *generation);
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
-        step!("removal.trash");
         self.trash_scope(scope, *generation)?;
-        step!("removal.hide");
         homes.iter().try_for_each(|home| self.hide(home, *generation))?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
@@ -113,7 +112,6 @@ impl Store {
         self.verify_removed(removal)?;
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
-        step!("removal.epoch");
         homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
@@ -177,6 +175,7 @@ impl Store {
         if home.epoch >= generation.into() {
             return Ok(());
         }
+        step!("removal.hide");
         let directory = self.index.lock().tenants[home.number as usize].node;
         let mut known = Vec::new();
         let mut below = vec![directory];
@@ -247,8 +246,10 @@ impl Store {
         if home.epoch >= epoch {
             return Ok(());
         }
+        step!("removal.epoch");
         let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        step!("removal.epoch.sync");
         top.sync()?;
         let next = Home {
             tenant: home.tenant.clone(),

@@ -82,6 +82,7 @@ impl Store {
         epoch: Epoch,
         generation: Generation,
     ) -> Result<()> {
+        step!("removal.trash");
         let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
         top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
