@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::Write;
 
-use crate::harness::{Mount, each_with, in_turn, wait_until};
+use rustix::process::{Signal, kill_process};
+
+use crate::harness::{Mount, each_with, in_turn, processes_of, wait_until};
 use crate::removals::{
     Bystander, Control, PATIENCE, assert_counters_equal_the_disk, assert_empty, each_evicting_with, epoch,
     generation, list, query, tenant, two_tenants, wait_complete,
@@ -253,6 +255,66 @@ fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
             for name in names {
                 assert_empty(m, name);
                 assert_eq!(epoch(m, name), number);
+            }
+            assert_counters_equal_the_disk(m);
+        });
+    }
+}
+
+/// Ends whatever runs of the daemon.
+fn end(m: &Mount) {
+    for pid in processes_of(&m.store) {
+        kill_process(pid, Signal::KILL).ok();
+    }
+    assert!(wait_until(PATIENCE, || processes_of(&m.store).is_empty()));
+}
+
+/// Issue: "ENOSPC while persisting the marker", RFC matrix: "marker-fsync failure": each call that changes the ledger's
+/// file fails, once or from then on, or is the daemon's last. The same request is one request, is carried out once,
+/// and needs no restart where the disk works again.
+#[test]
+fn each_change_of_the_ledgers_file_may_fail_or_be_the_last() {
+    let words = ["return(kill)", "1*return", "1*return(enospc)", "return(enospc)"];
+    for (turn, word) in words.into_iter().enumerate() {
+        in_turn(turn, with(String::new()), |m| {
+            two_tenants(m);
+            let b = Bystander::look(m);
+            m.umount();
+            // Opening takes some calls, a removal some more, in three transactions; then it is met by no failure.
+            let (mut number, mut asked) = (0, 0);
+            for calls in (turn..).step_by(3) {
+                m.set_env("FAILPOINTS", &format!("ledger.disk={calls}*off->{word}"));
+                let id = format!("id={calls}");
+                let removal = format!("remove-all tenant=a {id}");
+                if m.try_mount().status.success() {
+                    asked += 1;
+                    let mut told = Vec::new();
+                    for _ in 0..3 {
+                        let Ok(mut control) = Control::try_at(&m.mnt) else { break };
+                        told.push(control.send(&removal));
+                    }
+                    if word.starts_with("1*") {
+                        assert!(told.contains(&Ok(())), "{word} after {calls}: {told:?}");
+                        wait_complete(m, &id);
+                    }
+                    end(m);
+                } else if word != "return(kill)" {
+                    assert!(!m.is_mounted(), "{word} after {calls}");
+                }
+                m.unset_env("FAILPOINTS");
+                m.mount();
+                Control::open(m).ask(&removal);
+                wait_complete(m, &id);
+                number += 1;
+                assert_eq!(generation(&query(m, &id)), number, "{word} after {calls}");
+                assert!(wait_until(PATIENCE, || tenant(m, "a")["state"] == "ready"));
+                assert_empty(m, "a");
+                b.assert_untouched(m);
+                fs::write(m.mnt.join("a/k1"), id).unwrap();
+                if asked == 14 {
+                    break;
+                }
+                m.umount();
             }
             assert_counters_equal_the_disk(m);
         });
