@@ -172,10 +172,10 @@ impl Store {
     /// Takes every name below a tenant's directory out of the index, gives up what is being written under an older
     /// epoch, and waits until nobody believes in any of it.
     fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.hide");
         if home.epoch >= generation.into() {
             return Ok(());
         }
-        step!("removal.hide");
         let directory = self.index.lock().tenants[home.number as usize].node;
         let mut known = Vec::new();
         let mut below = vec![directory];
@@ -242,11 +242,11 @@ impl Store {
 
     /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
     fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.epoch");
         let epoch = Epoch::from(generation);
         if home.epoch >= epoch {
             return Ok(());
         }
-        step!("removal.epoch");
         let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
         step!("removal.epoch.sync");
