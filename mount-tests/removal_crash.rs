@@ -198,6 +198,7 @@ fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
         "removal.trash=2*off->",
         "removal.trashed=",
         "removal.hide=1*off->",
+        "removal.stranger=",
         "removal.delete=10*off->",
         "removal.delete=30*off->",
         "removal.epoch=",
@@ -211,7 +212,7 @@ fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
         eprintln!("{step}");
         in_turn(turn, dies_at(format!("{step}return(kill)")), |m| {
             two_tenants(m);
-            m.shell("echo x > $M/k; echo beside > $S/beside").ok();
+            m.shell("echo x > $M/k; echo beside > $S/beside; echo theirs > $S/data/t/a/0/stranger").ok();
             submit_and_die(m, "scope=global id=all");
             start_again(m);
             let number = generation(&wait_complete(m, "id=all"));
@@ -220,7 +221,7 @@ fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
                 assert_empty(m, name);
                 assert_eq!(epoch(m, name), number);
             }
-            m.shell("[ $(cat $S/beside) = beside ]; for t in a b default; do echo new > $R/$t/k1; done").ok();
+            m.shell("[ $(cat $S/beside) = beside ]; [ $(cat $S/data/.quarantine/a.stranger.*) = theirs ]; for t in a b default; do echo new > $R/$t/k1; done").ok();
             m.crash();
             m.shell("for t in a b default; do [ \"$(ls $R/$t)\" = k1 ]; done").ok();
             assert_counters_equal_the_disk(m);

@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use crate::harness::{Mount, each_with, in_turn, processes_of, wait_until};
 use crate::removals::{
     Bystander, Control, PATIENCE, assert_counters_equal_the_disk, assert_empty, each_evicting_with, epoch,
-    generation, list, query, tenant, two_tenants, wait_complete,
+    generation, is_empty_dir, list, query, tenant, two_tenants, wait_complete,
 };
 
 /// The steps up to the one that makes the removal count.
@@ -221,6 +221,7 @@ fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
     let points = [
         "removal.trash=1*off->return",
         "removal.hide=1*off->return",
+        "removal.stranger=return",
         "removal.delete=30*off->return",
         "removal.epoch=1*off->return",
         "removal.epoch.sync=2*off->return",
@@ -230,7 +231,7 @@ fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
         let step = points.split('=').next().unwrap();
         in_turn(turn, with(points.to_owned()), |m| {
             two_tenants(m);
-            m.shell("echo x > $M/k").ok();
+            m.shell("echo x > $M/k; echo theirs > $S/data/t/a/0/stranger").ok();
             let names = ["a", "b", "default"];
             let counts = |m: &Mount| {
                 let of = |name| (tenant(m, name)["keys"].clone(), tenant(m, name)["bytes"].clone());
@@ -257,6 +258,7 @@ fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
                 assert_empty(m, name);
                 assert_eq!(epoch(m, name), number);
             }
+            m.shell("[ $(cat $S/data/.quarantine/a.stranger.*) = theirs ]").ok();
             assert_counters_equal_the_disk(m);
         });
     }
@@ -320,4 +322,23 @@ fn each_change_of_the_ledgers_file_may_fail_or_be_the_last() {
             assert_counters_equal_the_disk(m);
         });
     }
+}
+
+/// What a logical removal hid is deleted later: that fails, is visible, is tried again, and holds nothing up.
+#[test]
+fn deletion_after_a_logical_removal_fails_and_is_tried_again() {
+    each_with(with("removal.delete=5*off->4*return".to_owned()), |m| {
+        two_tenants(m);
+        let b = Bystander::look(m);
+        let done = Control::open(m).remove("tenant=a mode=logical");
+        assert_eq!(done["mode"], "logical", "{done}");
+        fs::write(m.mnt.join("a/new"), b"new").unwrap();
+        let shown =
+            |m: &Mount| m.status()["last_error"].as_str().is_some_and(|t| t.contains("removal.delete"));
+        assert!(wait_until(PATIENCE, || shown(m)), "{}", m.status());
+        assert!(wait_until(PATIENCE, || is_empty_dir(&m.store.join("data/.trash"))), "{}", m.status());
+        assert_eq!(fs::read(m.mnt.join("a/new")).unwrap(), b"new");
+        b.assert_untouched(m);
+        assert_counters_equal_the_disk(m);
+    });
 }

@@ -161,6 +161,7 @@ impl Store {
                 ),
             ));
         }
+        step!("removal.stranger");
         let kept = format!("{tenant}.stranger.{}", self.next_serial());
         match dir.rename(name, &self.quarantine_dir, &kept, RenameHow::NoReplace) {
             Err(e) if e.kind() == Kind::NotFound => return Ok(()),
