@@ -1,6 +1,7 @@
 //! A removal: everything that a scope held below a generation goes, and nothing else.
 //!
-//! Steps, in order, each a fail point of this name:
+//! Steps, in order, each a fail point of this name; `trash` for each directory, `delete` for each record, `hide` and
+//! `epoch` for each tenant:
 //!
 //! | step | what | afterwards |
 //! |---|---|---|
@@ -100,9 +101,7 @@ impl Store {
         let (homes, deleted) = self.close_scope(scope, *generation);
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
-        step!("removal.trash");
         self.trash_scope(scope, *generation)?;
-        step!("removal.hide");
         homes.iter().try_for_each(|home| self.hide(home, *generation))?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
@@ -113,7 +112,6 @@ impl Store {
         self.verify_removed(removal)?;
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
-        step!("removal.epoch");
         homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
@@ -174,6 +172,7 @@ impl Store {
     /// Takes every name below a tenant's directory out of the index, gives up what is being written under an older
     /// epoch, and waits until nobody believes in any of it.
     fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.hide");
         if home.epoch >= generation.into() {
             return Ok(());
         }
@@ -243,12 +242,14 @@ impl Store {
 
     /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
     fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.epoch");
         let epoch = Epoch::from(generation);
         if home.epoch >= epoch {
             return Ok(());
         }
         let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        step!("removal.epoch.sync");
         top.sync()?;
         let next = Home {
             tenant: home.tenant.clone(),
@@ -282,8 +283,10 @@ impl Store {
         Ok(())
     }
 
-    /// Shows in the status that an attempt at a closed scope failed.
-    pub fn note_removal_failed(&self, scope: &Scope, error: &Error) {
+    /// Shows in the status that an attempt failed. One that did not get as far as the fence leaves the scope closed too:
+    /// it is not ready until the removal is.
+    pub fn note_removal_failed(&self, scope: &Scope, generation: Generation, error: &Error) {
+        self.close_scope(scope, generation);
         if let Some(state) = self.scopes.lock().0.get_mut(scope) {
             state.failed = Some(error.to_string());
         }

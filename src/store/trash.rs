@@ -140,6 +140,7 @@ impl Store {
         epoch: Epoch,
         generation: Generation,
     ) -> Result<()> {
+        step!("removal.trash");
         let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
         top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
@@ -218,6 +219,7 @@ impl Store {
                 ),
             ));
         }
+        step!("removal.stranger");
         let kept = format!("{tenant}.stranger.{}", self.next_serial());
         match dir.rename(name, &self.quarantine_dir, &kept, RenameHow::NoReplace) {
             Err(e) if e.kind() == Kind::NotFound => return Ok(()),
