@@ -16,6 +16,9 @@
 //! | `ledger.marker` | the applied marker | this generation is never applied again |
 //! | `removal.counters` | usage of the scope is zero | |
 //!
+//! Some have more: `removal.trashed` when the last rename is done, `removal.staged` before a staged value is unlinked,
+//! `removal.stranger` before one is set aside, `removal.epoch.sync` before a new directory is made durable.
+//!
 //! Then the agent acknowledges, and `removal.open` opens the fences under the new epoch. Any step may fail: the scope
 //! stays closed, what it counted stays counted, and the whole may be repeated from the start.
 
