@@ -232,6 +232,8 @@ pub mod limits {
     pub const LEDGER_RETRY: Duration = Duration::from_secs(1);
     /// Threads that a removal deletes with, at most.
     pub const REMOVAL_THREADS: usize = 2;
+    /// How far these threads stand back for those that serve, as in nice(1).
+    pub const REMOVAL_NICE: i32 = 5;
     /// Names that a removal takes out of the index before others get at it.
     pub const HIDDEN_AT_ONCE: usize = 256;
     /// How long a removal waits for kernels to forget what it took.

@@ -62,7 +62,10 @@ impl Fs {
             forget_entry(notifier, INodeNo(ROOT.0), name);
         }
         for id in &known {
-            forget_attributes(notifier, self.ino(*id));
+            // Most have been forgotten by now, with the entry above them: nobody need be told of those.
+            if self.store.last_place(*id).is_ok() {
+                forget_attributes(notifier, self.ino(*id));
+            }
         }
         self.forget_entries(&known);
     }

@@ -183,6 +183,15 @@ impl Dir {
             Mode::empty(),
         )
         .map_err(|e| Error::os("cannot list directory", e))?;
+        self.list(fd)
+    }
+
+    /// All names but `.` and `..`, by this descriptor's own position: for a directory that is opened to be listed once.
+    pub fn entries_once(&self) -> Result<Vec<DirEntry>> {
+        self.list(&self.0)
+    }
+
+    fn list(&self, fd: impl AsFd) -> Result<Vec<DirEntry>> {
         let mut buf = Vec::with_capacity(32 * 1024);
         let mut iter = RawDir::new(fd, buf.spare_capacity_mut());
         let mut out = Vec::new();

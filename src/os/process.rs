@@ -18,6 +18,13 @@ pub enum Fate {
 
 const PF_EXITING: u64 = 0x4;
 
+/// Has every other thread of the machine go before the calling one, from now on. `nice` is as in nice(1).
+pub fn stand_back(nice: i32) {
+    if let Err(e) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice) {
+        log::debug!("a thread keeps its priority: {e}");
+    }
+}
+
 /// The process of a thread: the id of its first thread. What is not known any more stands for itself.
 pub fn of_thread(tid: u32) -> u32 {
     let Some(pid) = rustix::process::Pid::from_raw(tid as i32) else { return tid };

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::Store;
 use super::object::is_obstacle;
+use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
 use crate::key::{Digest, RecordKind, Tenant};
@@ -36,7 +37,7 @@ impl EpochDir<'_> {
     /// Walks the directory with `threads` threads. What fails does not keep the others from being visited; the first
     /// error is returned. Ends early, with [`Kind::Busy`], once `stop` is set.
     pub(super) fn walk(&self, threads: usize, stop: &AtomicBool, visitor: &impl Visitor) -> Result<()> {
-        let uppers = self.dir.entries()?;
+        let uppers = self.dir.entries_once()?;
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<Error>> = Mutex::new(None);
         let work = || {
@@ -46,11 +47,18 @@ impl EpochDir<'_> {
                 }
             }
         };
+        // None of it is done by the calling thread: a thread that stood back cannot come forward again.
         std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
+            let walk = || {
+                os::process::stand_back(limits::REMOVAL_NICE);
+                work();
+            };
+            let spawn = |_: &usize| {
+                std::thread::Builder::new().name("fencefs-walk".into()).spawn_scoped(scope, walk).is_ok()
+            };
+            if (0..threads).filter(spawn).count() == 0 {
+                work();
             }
-            work();
         });
         failed.into_inner().map_or(Ok(()), Err)
     }
@@ -62,7 +70,7 @@ impl EpochDir<'_> {
         let Some(upper) = self.open_level(self.dir, name, self.shown)? else { return Ok(()) };
         let at = format!("{}/{}", self.shown, name.escape_ascii());
         let mut failed = None;
-        for entry in upper.entries()? {
+        for entry in upper.entries_once()? {
             if stop.load(Ordering::Relaxed) {
                 return Err(Error::new(Kind::Busy, "the store is being closed"));
             }
@@ -84,7 +92,7 @@ impl EpochDir<'_> {
         let at = format!("{at}/{}", shard[1].escape_ascii());
         let shard_name = &at[at.len() - 5..];
         let mut failed = None;
-        for entry in dir.entries()? {
+        for entry in dir.entries_once()? {
             let done = match self.judge(&dir, entry.kind, &entry.name, shard_name) {
                 Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry.name, &file, kind),
                 Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
