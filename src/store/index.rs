@@ -67,6 +67,8 @@ pub struct Index {
     pub usage: Usage,
     /// What of that removals have taken and not finished.
     pub hidden: Usage,
+    /// What of that is no tenant's any more: logical removals are done with it, and it is not deleted yet.
+    pub trash_bytes: u64,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
     /// Keys promised to publications under way.
@@ -111,6 +113,7 @@ impl Index {
             tenants: Vec::new(),
             usage: Usage::default(),
             hidden: Usage::default(),
+            trash_bytes: 0,
             reserved_bytes: 0,
             reserved_keys: 0,
             pinned_bytes: 0,
@@ -350,6 +353,28 @@ impl Index {
         }
     }
 
+    /// A logical removal is done with what it took: no tenant is charged for it, and it occupies the disk until
+    /// [`Index::forget_trash`].
+    pub fn discard_hidden(&mut self, number: u32) {
+        let bytes = self.tenants.get(number as usize).map_or(0, |t| t.hidden.bytes);
+        self.forget_hidden(number);
+        self.count_trash(bytes);
+    }
+
+    /// Counts what is in the trash and no pending removal's.
+    pub fn count_trash(&mut self, bytes: u64) {
+        self.trash_bytes += bytes;
+        self.usage.bytes += bytes;
+        self.hidden.bytes += bytes;
+    }
+
+    /// The trash is empty.
+    pub fn forget_trash(&mut self) {
+        let bytes = std::mem::take(&mut self.trash_bytes);
+        self.usage.bytes -= bytes;
+        self.hidden.bytes -= bytes;
+    }
+
     /// What the quota is asked for: hidden values are about to go, and nobody else makes room for them.
     pub fn charged(&self) -> Usage {
         Usage { bytes: self.usage.bytes - self.hidden.bytes, keys: self.usage.keys - self.hidden.keys }
@@ -584,8 +609,9 @@ impl Index {
                     .push(format!("tenant {} holds {sum:?}, counted {:?}", tenant.home.tenant, tenant.usage));
             }
         }
-        let total =
-            Usage { bytes: sums.iter().map(|s| s.bytes).sum(), keys: sums.iter().map(|s| s.keys).sum() };
+        let of_tenants: u64 = sums.iter().map(|s| s.bytes).sum();
+        let keys = sums.iter().map(|s| s.keys).sum();
+        let total = Usage { bytes: of_tenants + self.trash_bytes, keys };
         if total != self.usage {
             found.push(format!("the store holds {total:?}, counted {:?}", self.usage));
         }

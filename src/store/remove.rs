@@ -119,8 +119,14 @@ impl Store {
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
         let mut index = self.index.lock();
-        homes.iter().for_each(|home| index.forget_hidden(home.number));
+        for home in &homes {
+            match mode {
+                Mode::Physical => index.forget_hidden(home.number),
+                Mode::Logical => index.discard_hidden(home.number),
+            }
+        }
         drop(index);
+        self.settle_trash();
         self.wake_keeper();
         Ok(())
     }
@@ -315,7 +321,15 @@ impl Store {
         for trashed in &trash {
             self.delete_trashed(trashed, &AtomicU64::new(0), &self.stopping)?;
         }
+        self.settle_trash();
         Ok(!trash.is_empty())
+    }
+
+    /// Stops counting what the trash held, once it holds nothing.
+    fn settle_trash(&self) {
+        if self.list_trash().is_ok_and(|trash| trash.is_empty()) {
+            self.index.lock().forget_trash();
+        }
     }
 
     /// Has long work end where it is: the store is about to be closed.

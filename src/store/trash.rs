@@ -102,34 +102,41 @@ impl Visitor for Count {
 }
 
 impl Store {
-    /// Counts what the removals that are pending at the start have yet to delete. None of it gets a name again.
-    pub(super) fn count_pending(&self) -> Result<()> {
+    /// Counts what removals have yet to delete, those that are pending at the start and logical ones. None of it gets a
+    /// name again.
+    pub(super) fn count_removed(&self) -> Result<()> {
         let homes: Vec<Arc<Home>> = self.index.lock().tenants.iter().map(|t| Arc::clone(&t.home)).collect();
-        let trash = self.list_trash()?;
+        let mut trash = self.list_trash()?;
         for home in homes.into_iter().filter(|home| home.fence.closed_towards().is_some()) {
             let count = Count::default();
-            let tenant = &home.tenant;
-            let walk = |dir: &Dir, shown: &str| {
-                EpochDir { dir, tenant, shown }.walk(threads(), &self.stopping, &count)
-            };
             for entry in home.top.entries()? {
                 if layout::parse_epoch(&entry.name).is_some_and(|epoch| epoch < home.epoch)
                     && let Some(dir) = home.top.open_dir_if_any(&entry.name)?
                 {
-                    walk(&dir, tenant.as_str())?;
+                    let shown = home.tenant.as_str();
+                    EpochDir { dir: &dir, tenant: &home.tenant, shown }.walk(
+                        threads(),
+                        &self.stopping,
+                        &count,
+                    )?;
                 }
             }
-            for trashed in trash.iter().filter(|t| t.tenant == *tenant && t.epoch < home.epoch) {
-                if let Some(above) = self.trash.open_dir_if_any(trashed.generation.to_string())?
-                    && let Some(dir) = above.open_dir_if_any(&trashed.name)?
-                {
-                    walk(&dir, &trashed.shown())?;
-                }
-            }
+            let is_its = |t: &mut Trashed| t.tenant == home.tenant && t.epoch < home.epoch;
+            trash.extract_if(.., is_its).try_for_each(|trashed| self.count_trashed(&trashed, &count))?;
             let hidden = Usage { bytes: count.bytes.into_inner(), keys: count.keys.into_inner() };
             self.index.lock().count_hidden(home.number, hidden);
         }
+        let count = Count::default();
+        trash.iter().try_for_each(|trashed| self.count_trashed(trashed, &count))?;
+        self.index.lock().count_trash(count.bytes.into_inner());
         Ok(())
+    }
+
+    fn count_trashed(&self, trashed: &Trashed, count: &Count) -> Result<()> {
+        let Some(above) = self.trash.open_dir_if_any(trashed.generation.to_string())? else { return Ok(()) };
+        let Some(dir) = above.open_dir_if_any(&trashed.name)? else { return Ok(()) };
+        let shown = trashed.shown();
+        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), &self.stopping, count)
     }
 
     /// Takes an epoch directory from a tenant. Afterwards no path leads to it.

@@ -333,21 +333,26 @@ fn a_tenants_removal_is_refused_where_ownership_is_not_proven() {
 fn a_logical_removal_hides_now_and_deletes_later() {
     let mut bench = Bench::new(StoreSettings::default());
     fill(&bench, "a");
+    let occupied = bench.status().used_bytes;
     remove(&bench, &Pending { mode: Mode::Logical, ..of_tenant("a", 1) });
     assert_eq!(of(&bench, "a"), [b""; 0]);
     assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    assert_eq!(bench.status().used_bytes, occupied, "it occupies the disk still");
     let trash = bench.root().join("data/.trash");
     assert_eq!(names_in(&trash), ["1"]);
     assert!(bench.collect_trash().unwrap());
     assert_eq!(names_in(&trash), [""; 0]);
+    assert_eq!(bench.status().used_bytes, 0);
     assert!(!bench.collect_trash().unwrap());
     // A physical removal that follows takes along what a logical one has left.
     fill(&bench, "a");
     remove(&bench, &Pending { mode: Mode::Logical, ..of_tenant("a", 2) });
     bench.reopen();
     assert_eq!(names_in(&trash), ["2"]);
+    assert_eq!((bench.status().used_bytes, bench.status().keys), (occupied, 0));
     remove(&bench, &of_tenant("a", 3));
     assert_eq!(names_in(&trash), [""; 0]);
+    assert_eq!(bench.status().used_bytes, 0);
     bench.sound();
 }
 
