@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
@@ -94,6 +94,15 @@ pub(crate) fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool
     }
 }
 
+/// The interpreter itself: what `PATH` finds may be a script that looks for it, for most of a second.
+pub(crate) fn python3() -> &'static Path {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let told = run(Command::new("python3").args(["-c", "import sys; print(sys.executable)"]));
+        PathBuf::from(told.ok().trim_end())
+    })
+}
+
 /// Whether mounts can be made here; says why not.
 pub(crate) fn can_mount() -> bool {
     let why = if !Path::new("/dev/fuse").exists() {
@@ -144,6 +153,21 @@ pub(crate) fn each_with(settings: impl Fn(Builder) -> Builder, body: impl Fn(&mu
     }
 }
 
+/// Runs a test once: the `turn`-th in a row with passthrough, the next one without, and with eviction and without in
+/// twos. For rows of many steps where each pair of settings need not meet each step.
+#[cfg(feature = "failpoints")]
+pub(crate) fn in_turn(turn: usize, settings: impl Fn(Builder) -> Builder, body: impl Fn(&mut Mount)) {
+    let mut matrix = passthrough_matrix();
+    matrix.retain(|passthrough| *passthrough == "off" || kernel_has_passthrough());
+    if !can_mount() || matrix.is_empty() {
+        return;
+    }
+    let passthrough = matrix[turn % matrix.len()];
+    let builder = settings(Builder::new()).evicting(turn / 2);
+    eprintln!("--passthrough {passthrough}");
+    body(&mut builder.arg("--passthrough").arg(passthrough).mount());
+}
+
 /// Settings of a mount to be made.
 #[derive(Default)]
 pub(crate) struct Builder {
@@ -172,6 +196,13 @@ impl Builder {
     /// `--evict`.
     pub(crate) fn evict(self, policy: &str) -> Builder {
         self.arg("--evict").arg(policy)
+    }
+
+    /// A quota that evicts, or one that no disk reaches, by turns.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn evicting(self, turn: usize) -> Builder {
+        let (size, policy) = [("64MiB", "lru"), ("8TiB", "lru"), ("64MiB", "fifo")][turn % 3];
+        self.size(size).evict(policy)
     }
 
     /// A variable in the environment of the daemon, until [`Mount::unset_env`].
@@ -399,7 +430,7 @@ impl Mount {
     /// Runs a python3 script with the same names in its environment.
     #[track_caller]
     pub(crate) fn python(&self, script: &str) -> Output {
-        run(self.with_names(Command::new("python3").args(["-c", script])))
+        run(self.with_names(Command::new(python3()).args(["-c", script])))
     }
 
     fn with_names<'a>(&self, command: &'a mut Command) -> &'a mut Command {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::Mount;
+use crate::harness::{Mount, python3};
 
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -45,7 +45,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts one that sees the given mount.
     pub(crate) fn start(mount: &Mount) -> Peer {
-        let mut child = Command::new("python3")
+        let mut child = Command::new(python3())
             .args(["-u", "-c", INTERPRETER])
             .args([mount.keys(), mount.mnt.clone(), mount.scratch.clone()])
             .stdin(Stdio::piped())

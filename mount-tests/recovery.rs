@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
-use crate::harness::{Builder, Mount, can_mount, each, each_with, is_alive, wait_until};
+use crate::harness::{Builder, Mount, can_mount, each, each_with, is_alive, python3, wait_until};
 
 /// After recovery staging is empty and the count of use is the sum of the records' blocks.
 #[track_caller]
@@ -146,7 +146,7 @@ fn killed_at_random_moments_under_load() {
     each(|m| {
         for round in 0..rounds {
             let started = m.scratch.join("started");
-            let mut load = std::process::Command::new("python3")
+            let mut load = std::process::Command::new(python3())
                 .args(["-c", LOAD, &round.to_string()])
                 .env("M", m.keys())
                 .env("W", &m.scratch)

@@ -283,13 +283,15 @@ fn requests_status_and_metrics_tell_of_removals() {
             (Some(second), Some(second))
         );
         let metrics = fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap();
-        let of_removals: Vec<_> = metrics
-            .lines()
-            .filter(|l| !l.starts_with('#') && (l.contains("remov") || l.contains("request")))
-            .collect();
-        assert!(!of_removals.is_empty(), "{metrics}");
-        assert!(of_removals.iter().any(|l| l.ends_with(" 2")), "{of_removals:?}");
-        let generations = |l: &str| l.contains("generation") && l.ends_with(&format!(" {second}"));
-        assert!(metrics.lines().any(generations), "{metrics}");
+        for expected in [
+            format!("fencefs_generation {second}"),
+            "fencefs_removal_requests{state=\"complete\"} 2".to_owned(),
+            "fencefs_removal_requests{state=\"failed\"} 0".to_owned(),
+            "fencefs_removal_failures_total 0".to_owned(),
+            format!("fencefs_tenant_epoch{{tenant=\"a\"}} {second}"),
+            "fencefs_tenant_ready{tenant=\"a\"} 1".to_owned(),
+        ] {
+            assert!(metrics.lines().any(|l| l == expected), "{expected}: {metrics}");
+        }
     });
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::XattrFlags;
 use serde_json::Value;
 
-use crate::harness::{Builder, Mount, each_with, fencefs, wait_until};
+use crate::harness::{Builder, Mount, each_with, fencefs, in_turn, processes_of, wait_until};
 use crate::removals::{
     Bystander, Control, PATIENCE, assert_counters_equal_the_disk, assert_empty, epoch, generation,
     is_empty_dir, query, requests, tenant, two_tenants, wait_complete,
@@ -52,61 +52,74 @@ fn assert_ended(m: &mut Mount, b: &Bystander, id: &str) -> u64 {
     number
 }
 
+/// Each row below is met with passthrough and without, and with eviction and without.
 #[track_caller]
-fn cut_and_ended(points: &str) {
+fn cut_and_ended(turn: usize, points: &str) {
     eprintln!("{points}");
-    each_with(dies_at(points.to_owned()), |m| {
-        two_tenants(m);
-        let b = Bystander::look(m);
-        // An open writer and an open reader do not change what happens.
-        let mut a = m.peer();
-        a.run("fd = os.open(R + '/a/half', os.O_CREAT | os.O_WRONLY); os.write(fd, b'h' * 100000); r = open(R + '/a/k12', 'rb')");
-        submit_and_die(m, "tenant=a id=cut");
-        start_again(m);
-        assert_eq!(assert_ended(m, &b, "cut"), 1);
-    });
+    let settings = dies_at(points.to_owned());
+    each_with(
+        |b| settings(b).evicting(turn),
+        |m| {
+            two_tenants(m);
+            let b = Bystander::look(m);
+            // An open writer and an open reader do not change what happens.
+            let mut a = m.peer();
+            a.run("fd = os.open(R + '/a/half', os.O_CREAT | os.O_WRONLY); os.write(fd, b'h' * 100000); r = open(R + '/a/k12', 'rb')");
+            submit_and_die(m, "tenant=a id=cut");
+            start_again(m);
+            assert_eq!(assert_ended(m, &b, "cut"), 1);
+        },
+    );
 }
 
 /// RFC matrix: "Crash before, during, or after physical deletion": before.
 #[test]
 fn killed_before_deletion() {
-    for step in [
+    let steps = [
         "ledger.submitted",
         "removal.fence",
         "removal.drain",
         "removal.trash",
         "removal.trashed",
         "removal.hide",
-    ] {
-        cut_and_ended(&format!("{step}=return(kill)"));
+        "removal.staged",
+    ];
+    for (turn, step) in steps.into_iter().enumerate() {
+        cut_and_ended(turn, &format!("{step}=return(kill)"));
     }
 }
 
 /// The same row: during, at the first, a middle and the last record.
 #[test]
 fn killed_during_deletion() {
-    for survived in [0, 1, 7, 20] {
-        cut_and_ended(&if survived == 0 {
-            "removal.delete=return(kill)".to_owned()
-        } else {
-            format!("removal.delete={survived}*off->return(kill)")
-        });
+    for (turn, survived) in ["", "1*off->", "7*off->", "19*off->"].into_iter().enumerate() {
+        cut_and_ended(turn, &format!("removal.delete={survived}return(kill)"));
     }
 }
 
 /// The same row: after it, and before the marker is durable.
 #[test]
 fn killed_after_deletion() {
-    for step in ["removal.verify", "removal.sync", "removal.epoch", "ledger.marker"] {
-        cut_and_ended(&format!("{step}=return(kill)"));
+    let steps = ["removal.verify", "removal.sync", "removal.epoch", "removal.epoch.sync", "ledger.marker"];
+    for (turn, step) in steps.into_iter().enumerate() {
+        cut_and_ended(turn, &format!("{step}=return(kill)"));
+    }
+}
+
+/// A failed attempt is cut while its error is written down.
+#[test]
+fn killed_after_a_failure() {
+    for (turn, failed) in ["removal.delete=5*off->return", "ledger.marker=return(enospc)"].iter().enumerate()
+    {
+        cut_and_ended(turn, &format!("{failed};ledger.note=return(kill)"));
     }
 }
 
 /// RFC matrix: "Master failover with pending or recorded ACK": recorded, and the daemon did not hear of it.
 #[test]
 fn killed_after_the_acknowledgement() {
-    for step in ["ledger.acked", "removal.open"] {
-        cut_and_ended(&format!("{step}=return(kill)"));
+    for (turn, step) in ["ledger.acked", "removal.open"].into_iter().enumerate() {
+        cut_and_ended(turn, &format!("{step}=return(kill)"));
     }
 }
 
@@ -177,30 +190,30 @@ fn killed_before_the_request_is_durable() {
 /// The global scope, at a step of each kind.
 #[test]
 fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
-    for points in [
-        "ledger.submitted=return(kill)",
-        "removal.trash=return(kill)",
-        "removal.trash=1*off->return(kill)",
-        "removal.trashed=return(kill)",
-        "removal.delete=10*off->return(kill)",
-        "removal.epoch=return(kill)",
-        "ledger.marker=return(kill)",
-        "ledger.marked=return(kill)",
-        "ledger.ack=return(kill)",
-    ] {
-        eprintln!("{points}");
-        each_with(dies_at(points.to_owned()), |m| {
+    // Some between one tenant and the next.
+    let steps = [
+        "ledger.submitted=",
+        "removal.trash=",
+        "removal.trash=1*off->",
+        "removal.trash=2*off->",
+        "removal.trashed=",
+        "removal.hide=1*off->",
+        "removal.stranger=",
+        "removal.delete=10*off->",
+        "removal.delete=30*off->",
+        "removal.epoch=",
+        "removal.epoch=1*off->",
+        "removal.epoch.sync=2*off->",
+        "ledger.marker=",
+        "ledger.marked=",
+        "ledger.ack=",
+    ];
+    for (turn, step) in steps.into_iter().enumerate() {
+        eprintln!("{step}");
+        in_turn(turn, dies_at(format!("{step}return(kill)")), |m| {
             two_tenants(m);
-            m.shell("echo x > $M/k; echo beside > $S/beside").ok();
-            let mut control = Control::open(m);
-            control.send("remove-all scope=global id=all").ok();
-            if wait_until(PATIENCE, || !crate::harness::is_alive(m.pid())) {
-                m.wait_for_exit();
-            } else {
-                // A step that comes once a removal is not met a second time.
-                assert!(points.contains("->"), "the daemon outlived {points}");
-                m.kill();
-            }
+            m.shell("echo x > $M/k; echo beside > $S/beside; echo theirs > $S/data/t/a/0/stranger").ok();
+            submit_and_die(m, "scope=global id=all");
             start_again(m);
             let number = generation(&wait_complete(m, "id=all"));
             assert!(wait_until(PATIENCE, || m.status()["state"] == "ready"));
@@ -208,7 +221,7 @@ fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
                 assert_empty(m, name);
                 assert_eq!(epoch(m, name), number);
             }
-            m.shell("[ $(cat $S/beside) = beside ]; for t in a b default; do echo new > $R/$t/k1; done").ok();
+            m.shell("[ $(cat $S/beside) = beside ]; [ $(cat $S/data/.quarantine/a.stranger.*) = theirs ]; for t in a b default; do echo new > $R/$t/k1; done").ok();
             m.crash();
             m.shell("for t in a b default; do [ \"$(ls $R/$t)\" = k1 ]; done").ok();
             assert_counters_equal_the_disk(m);
@@ -262,21 +275,20 @@ fn killed_again_while_it_ends_what_was_cut() {
         let b = Bystander::look(m);
         submit_and_die(m, "tenant=a id=cut");
         for step in [
-            "removal.trashed",
-            "removal.delete",
+            "ledger.register=",
+            "removal.trashed=",
+            "removal.delete=",
             "removal.delete=3*off->",
-            "removal.sync",
-            "ledger.marker",
-            "ledger.ack",
+            "ledger.register=",
+            "removal.sync=",
+            "ledger.marker=",
+            "ledger.ack=",
         ] {
-            let points = match step.split_once('=') {
-                Some((step, terms)) => format!("{step}={terms}return(kill)"),
-                None => format!("{step}=return(kill)"),
-            };
+            let points = format!("{step}return(kill)");
             m.set_env("FAILPOINTS", &points);
             // It may die before the mount answers.
             drop(m.try_mount());
-            let gone = wait_until(PATIENCE, || crate::harness::processes_of(&m.store).is_empty());
+            let gone = wait_until(PATIENCE, || processes_of(&m.store).is_empty());
             assert!(gone, "{points}: the daemon lives");
         }
         start_again(m);
@@ -287,7 +299,7 @@ fn killed_again_while_it_ends_what_was_cut() {
 /// A logical removal is cut as well: what it hid never comes back.
 #[test]
 fn a_logical_removal_that_is_killed_stays_hidden() {
-    for step in [
+    let steps = [
         "removal.fence",
         "removal.trash",
         "removal.trashed",
@@ -295,9 +307,10 @@ fn a_logical_removal_that_is_killed_stays_hidden() {
         "ledger.marker",
         "ledger.marked",
         "removal.open",
-    ] {
+    ];
+    for (turn, step) in steps.into_iter().enumerate() {
         eprintln!("{step}");
-        each_with(dies_at(format!("{step}=return(kill)")), |m| {
+        in_turn(turn, dies_at(format!("{step}=return(kill)")), |m| {
             two_tenants(m);
             let b = Bystander::look(m);
             submit_and_die(m, "tenant=a mode=logical id=cut");

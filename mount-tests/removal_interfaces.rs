@@ -1,5 +1,7 @@
 //! The other ways to ask for a removal: ioctl, the command line, a mount of one tenant.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::harness::{Mount, each, each_with, fencefs, wait_until};
@@ -174,9 +176,12 @@ fn the_command_fails_while_the_removal_does() {
         two_tenants(m);
         let mnt = m.mnt.to_str().unwrap().to_owned();
         let Some(mut stuck) = Stuck::new(m, "a/k7") else { return };
+        let begun = Instant::now();
         let (code, text) = fencefs(["remove-all", &mnt, "--tenant", "a", "--timeout", "2s"]).failed();
         assert_eq!(code, 1, "{text}");
-        assert!(!text.trim().is_empty());
+        assert!(begun.elapsed() >= Duration::from_secs(2), "a failed attempt is not the end: {text}");
+        assert!(text.contains("an attempt failed and will be repeated: data/"), "{text}");
+        assert!(text.contains("not complete after 2s"), "{text}");
         let listed = requests(m);
         assert_eq!(listed.len(), 1);
         assert_ne!(listed[0]["state"], "complete");

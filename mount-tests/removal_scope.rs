@@ -198,8 +198,7 @@ fn the_same_id_again_removes_nothing_new() {
         two_tenants(m);
         let first = remove(m, "tenant=a id=r1");
         m.shell("echo after > $R/a/k").ok();
-        let mut control = Control::open(m);
-        let again = control.ask("remove-all tenant=a id=r1");
+        let again = Control::open(m).ask("remove-all tenant=a id=r1");
         assert_eq!((generation(&again), again["state"].as_str()), (first, Some("complete")));
         m.shell("[ $(cat $R/a/k) = after ]").ok();
         for other in ["tenant=b id=r1", "scope=global id=r1"] {

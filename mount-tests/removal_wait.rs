@@ -6,7 +6,7 @@ use crate::harness::wait_until;
 use crate::harness::{Builder, Mount, each_with};
 use crate::removals::{
     Bystander, Control, OTHER, assert_counters_equal_the_disk, assert_empty, epoch, generation, query,
-    remove, tenant, two_tenants, wait_complete,
+    remove, requests, tenant, two_tenants, wait_complete,
 };
 
 /// A mount whose removals stop at a step, for good.
@@ -203,6 +203,37 @@ fn a_held_removal_does_not_hold_another_tenants() {
             assert_empty(m, "a");
             assert_empty(m, "b");
             assert_counters_equal_the_disk(m);
+        },
+    );
+}
+
+/// A request that is carried out before its own caller hears that it was made: by the attempt for a later one.
+#[test]
+fn a_request_that_is_over_before_its_answer_is_not_waited_for() {
+    each_with(
+        |b| b.env("FAILPOINTS", "ledger.submitted=1*sleep(1500)"),
+        |m| {
+            two_tenants(m);
+            let b = Bystander::look(m);
+            std::thread::scope(|threads| {
+                let slow = threads.spawn(|| {
+                    // The kernel carries out the writes to one file one by one.
+                    Control::at(&m.mnt.join("a")).remove("tenant=a id=slow")
+                });
+                let made = wait_until(Duration::from_secs(20), || requests(m).len() == 1);
+                assert!(made);
+                let number = remove(m, "tenant=a");
+                let told = slow.join().unwrap();
+                assert_eq!((number, generation(&told)), (2, 1), "{told}");
+            });
+            let status = m.status();
+            assert_eq!(
+                (&status["state"], &status["pending_requests"]),
+                (&"ready".into(), &0.into()),
+                "{status}"
+            );
+            assert_empty(m, "a");
+            b.assert_untouched(m);
         },
     );
 }

@@ -375,7 +375,7 @@ fn number_from(variable: &str, default: u64) -> u64 {
 }
 
 fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
-    let kills = number_from("FENCEFS_TEST_STORM_KILLS", 6);
+    let kills = number_from("FENCEFS_TEST_STORM_KILLS", 30);
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = number_from("FENCEFS_TEST_SEED", since_epoch.subsec_nanos().into());
     eprintln!("FENCEFS_TEST_SEED={seed} FENCEFS_TEST_STORM_KILLS={kills}");

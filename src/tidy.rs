@@ -148,3 +148,95 @@ fn names_say_something() {
         assert!(!empty, "src/{path}: name it after what is done there");
     }
 }
+
+/// The names in backquotes of a line, cell by cell of a table.
+fn quoted(line: &str) -> impl Iterator<Item = Vec<&str>> {
+    line.split(" | ").map(|cell| cell.split('`').skip(1).step_by(2).collect())
+}
+
+fn is_path_of_names(word: &str) -> bool {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    word.split("::").all(is_name)
+}
+
+/// The file that the tests of a module stand in, below the crate's root.
+fn test_file(modules: &[&str]) -> Option<String> {
+    let inside = modules.strip_suffix(&["tests"]).unwrap_or(modules).join("/");
+    let all = modules.join("/");
+    let places = ["mount-tests/M.rs", "src/M.rs", "src/M/mod.rs"];
+    let found = [all, inside].into_iter().flat_map(|m| places.map(|place| place.replace('M', &m)));
+    found.into_iter().find(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path).is_file())
+}
+
+fn read(path: &str) -> String {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    text.unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Whether a word stands alone somewhere in the lines that are no comments.
+fn has_word(text: &str, word: &str) -> bool {
+    let mut words = code(text).flat_map(|(_, l)| l.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+    words.any(|found| found == word)
+}
+
+/// In the tables of docs/removal-matrix.md a name with `::` that begins small is a test, a path below src/ is followed by names of
+/// that file, and a name with a dot that begins like a step is one.
+#[test]
+fn the_removal_matrix_names_what_there_is() {
+    const MATRIX: &str = "docs/removal-matrix.md";
+    let (matrix, mounted) = (read(MATRIX), read("mount-tests/main.rs"));
+    let all: String = sources().into_iter().map(|(_, text)| text).collect();
+    let (mut tests, mut names, mut rows) = (0, 0, BTreeMap::<&str, usize>::new());
+    for (line, number) in matrix.lines().zip(1..).filter(|(line, _)| line.starts_with("| ")) {
+        let at = format!("{MATRIX}:{number}");
+        let mut tests_of_line = 0;
+        for cell in quoted(line) {
+            let mut file: Option<String> = None;
+            for word in cell {
+                if word.starts_with("src/") {
+                    file = Some(read(word));
+                } else if word.starts_with("removal.") || word.starts_with("ledger.") && word != "ledger.redb"
+                {
+                    let step = format!("step!(\"{word}\")");
+                    assert!(all.contains(&step), "{at}: there is no step {word}");
+                } else if is_path_of_names(word)
+                    && word.contains("::")
+                    && word.starts_with(char::is_lowercase)
+                {
+                    let mut modules: Vec<&str> = word.split("::").collect();
+                    let name = modules.pop().unwrap_or_default();
+                    let path = test_file(&modules);
+                    let path = path.unwrap_or_else(|| panic!("{at}: there is no module of tests {word}"));
+                    let text = read(&path);
+                    let in_macro = text.contains(&format!("    {name}: ")) && text.contains("macro_rules!");
+                    let is_test = text.contains(&format!("fn {name}()")) || in_macro;
+                    assert!(is_test, "{at}: {path} has no test {name}");
+                    let own = path.strip_prefix("mount-tests/").and_then(|p| p.strip_suffix(".rs"));
+                    let runs = own.is_none_or(|module| mounted.contains(&format!("\nmod {module};")));
+                    assert!(runs, "{at}: {path} is not registered in mount-tests/main.rs");
+                    tests_of_line += 1;
+                } else if let Some(text) = file.as_ref().filter(|_| is_path_of_names(word)) {
+                    let missing = word.split("::").find(|part| !has_word(text, part));
+                    assert_eq!(missing, None, "{at}: the file named before does not have `{word}`");
+                    names += 1;
+                }
+            }
+        }
+        tests += tests_of_line;
+        let row = line.strip_prefix("| ").and_then(|rest| rest.split(" | ").next()).unwrap_or_default();
+        if row.len() > 1 && row.len() < 4 && row[1..].bytes().all(|b| b.is_ascii_digit()) {
+            assert!(tests_of_line > 0, "{at}: no test asserts row {row}");
+            let last = rows.entry(&row[..1]).or_default();
+            *last += 1;
+            assert_eq!(row[1..].parse(), Ok(*last), "{at}: the rows are numbered in order");
+        }
+    }
+    // The matrix, the invariants, the timelines, the acceptance criteria.
+    for (letter, count) in [("M", 16), ("I", 13), ("T", 4), ("A", 6)] {
+        assert_eq!(rows.get(letter), Some(&count), "{MATRIX}: rows that begin with {letter}");
+    }
+    assert!(tests > 100 && names > 40, "{MATRIX}: only {tests} tests and {names} names were found");
+}

@@ -62,7 +62,7 @@ pub(super) fn run(args: &RemoveAllArgs) -> Result<ExitCode> {
         complain(&e.to_string());
         return Ok(ExitCode::FAILURE);
     }
-    let last = if args.no_wait { asked } else { wait(&mut control, &asked, args)? };
+    let last = if args.no_wait { asked } else { wait(&asked, args)? };
     print(if args.json { last.json_line() } else { format!("{}\n", human(&last)) })?;
     if args.no_wait || state(&last) == "complete" {
         return Ok(ExitCode::SUCCESS);
@@ -93,8 +93,10 @@ fn command(args: &RemoveAllArgs) -> Result<String> {
     Ok(line)
 }
 
-/// Asks until the request is complete or the time is over; the last answer.
-fn wait(control: &mut ControlClient, asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
+/// Asks until the request is complete or the time is over; the last answer. On a stream of its own: the one that asked
+/// for the removal is told of each end of an attempt, between the answers to other questions.
+fn wait(asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
+    let mut control = ControlClient::open(&args.mountpoint)?;
     let generation = asked
         .get("generation")
         .and_then(Value::as_u64)

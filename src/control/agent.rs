@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::config::limits;
 use crate::error::{Error, Result};
-use crate::ledger::{Ledger, Pending, Request, State};
+use crate::ledger::{Ledger, Pending, Request, RequestName, State};
 use crate::scope::{Generation, Mode, Scope};
 use crate::store::Store;
 use crate::store::remove::ScopeState;
@@ -36,6 +36,8 @@ struct Work {
     failed: BTreeMap<Scope, Pause>,
     /// Requests that are not complete.
     open: BTreeMap<Generation, Scope>,
+    /// The ledger may know others, or that one is complete.
+    uncounted: bool,
     /// The trash may hold what no removal waits for.
     garbage: bool,
     collecting: bool,
@@ -95,6 +97,17 @@ impl Work {
         covered.map(|(generation, _)| *generation).collect()
     }
 
+    fn recount(&mut self, open: BTreeMap<Generation, Scope>) {
+        let before = std::mem::replace(&mut self.open, open);
+        let settled: Vec<_> = before.into_keys().filter(|g| !self.open.contains_key(g)).collect();
+        self.uncounted = false;
+        self.tell(&settled);
+    }
+
+    fn take_on(&mut self, request: &Request) {
+        self.open.insert(request.generation, request.scope.clone());
+    }
+
     fn tell(&mut self, generations: &[Generation]) {
         for generation in generations {
             self.listeners.retain(|listener| listener.send(*generation).is_ok());
@@ -104,13 +117,7 @@ impl Work {
 
 impl Agent {
     pub(super) fn start(store: Arc<Store>, ledger: Arc<dyn Ledger>) -> Result<Arc<Agent>> {
-        let open = ledger.requests()?.into_iter().filter(|r| r.state != State::Complete);
-        let work = Work {
-            woken: true,
-            garbage: true,
-            open: open.map(|r| (r.generation, r.scope)).collect(),
-            ..Work::default()
-        };
+        let work = Work { woken: true, garbage: true, open: open_of(ledger.requests()?), ..Work::default() };
         let agent = Arc::new(Agent { store, ledger, work: Mutex::new(work), changed: Condvar::new() });
         let running = Arc::clone(&agent);
         spawn("fencefs-removals", move || running.run())?;
@@ -134,13 +141,26 @@ impl Agent {
         self.changed.notify_all();
     }
 
-    /// A request was made.
+    /// A request was made. It may be settled by now: then nobody comes back to it.
     pub(super) fn take_on(&self, request: &Request) {
         let mut work = self.work.lock();
-        if request.state != State::Complete {
-            work.open.insert(request.generation, request.scope.clone());
+        match self.ledger.request(&RequestName::Generation(request.generation)) {
+            Ok(now) if now.state == State::Complete => {}
+            Ok(_) => work.take_on(request),
+            Err(e) => {
+                log::warn!("cannot look at request {} again: {e}", request.generation);
+                work.take_on(request);
+                work.uncounted = true;
+            }
         }
         work.woken = true;
+        self.changed.notify_all();
+    }
+
+    /// A submission failed, perhaps only to be answered.
+    pub(super) fn look_for_unanswered(&self) {
+        let mut work = self.work.lock();
+        (work.uncounted, work.woken) = (true, true);
         self.changed.notify_all();
     }
 
@@ -218,12 +238,18 @@ impl Agent {
         let pending = self.ledger.poll(self.store.storage().identity())?;
         self.open_acknowledged(&pending);
         let mut work = self.work.lock();
+        if work.uncounted {
+            // Under the lock, as an attempt that ends takes its requests away only after the ledger shows it.
+            work.recount(open_of(self.ledger.requests()?));
+        }
         for removal in work.startable(&pending, now) {
             work.running.insert(removal.scope.clone(), removal.generation);
             let agent = Arc::clone(self);
-            let scope = removal.scope.clone();
+            let Pending { scope, generation, .. } = removal.clone();
             if let Err(e) = spawn("fencefs-removal", move || agent.attempt(&removal)) {
                 work.running.remove(&scope);
+                drop(work);
+                self.store.note_removal_failed(&scope, generation, &e);
                 return Err(e);
             }
         }
@@ -285,7 +311,7 @@ impl Agent {
             }
             Err(e) => {
                 log::error!("removal {generation} of {scope} failed and will be tried again: {e}");
-                self.store.note_removal_failed(scope, e);
+                self.store.note_removal_failed(scope, generation, e);
                 if let Err(e) = self.ledger.note_failure(generation, &e.to_string()) {
                     log::warn!("cannot note the failure of removal {generation}: {e}");
                 }
@@ -326,6 +352,11 @@ impl Agent {
     }
 }
 
+fn open_of(requests: Vec<Request>) -> BTreeMap<Generation, Scope> {
+    let open = requests.into_iter().filter(|r| r.state != State::Complete);
+    open.map(|r| (r.generation, r.scope)).collect()
+}
+
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
@@ -355,7 +386,7 @@ mod tests {
         assert!(pauses.is_sorted(), "{pauses:?}");
         assert!(pauses[2] > limits::FIRST_RETRY * 3, "{pauses:?}");
         let now = Instant::now();
-        assert_eq!(work.startable(&[a.clone(), b.clone()], now), [b.clone()]);
+        assert_eq!(work.startable(&[a.clone(), b.clone()], now), std::slice::from_ref(&b));
         assert_eq!(work.next_due(now), Some(work.failed[&a.scope].until));
         let later = now + Duration::from_secs(60);
         assert_eq!(work.startable(&[a.clone(), b], later).first(), Some(&a));
@@ -367,7 +398,8 @@ mod tests {
         let mut work = Work::default();
         work.failed.insert(a.scope.clone(), Pause { failures: 1, until: Instant::now() });
         let looked = Instant::now();
-        assert_eq!(work.startable(std::slice::from_ref(&a), looked), [a.clone()]);
+        let alone = std::slice::from_ref(&a);
+        assert_eq!(work.startable(alone, looked), alone);
         work.running.insert(a.scope.clone(), a.generation);
         assert_eq!(work.startable(&[a], looked), []);
         assert_eq!(work.next_due(looked), None, "the agent sleeps until the attempt ends");

@@ -3,6 +3,7 @@
 mod agent;
 pub mod command;
 pub mod execute;
+mod exposition;
 #[cfg(test)]
 mod model;
 pub mod permission;

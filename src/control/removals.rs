@@ -83,7 +83,11 @@ impl Removals {
                 self.store.prove_ownership(scope)?;
             }
         }
-        let Submitted { request, fresh } = self.ledger.submit(scope, mode, id)?;
+        let submitted = self.ledger.submit(scope, mode, id);
+        if submitted.is_err() {
+            self.agent.look_for_unanswered();
+        }
+        let Submitted { request, fresh } = submitted?;
         if fresh {
             self.agent.take_on(&request);
         }
@@ -134,9 +138,10 @@ impl Removals {
                 ),
             ));
         }
-        self.ledger.ack(storage, scope, generation)?;
+        let done = self.ledger.ack(storage, scope, generation);
+        // Also after an error: perhaps only the answer was lost.
         self.agent.wake();
-        Ok(())
+        done
     }
 
     /// Retires a storage identity for good; not the one that is open here.
@@ -147,9 +152,9 @@ impl Removals {
                 format!("storage {storage} is the one that is mounted here; it cannot be forgotten"),
             ));
         }
-        self.ledger.forget(storage)?;
+        let done = self.ledger.forget(storage);
         self.agent.wake();
-        Ok(())
+        done
     }
 
     /// The ledger keeps what all agree on; what this storage is doing is known here.
@@ -157,14 +162,17 @@ impl Removals {
         if request.state == State::Complete {
             return request;
         }
-        if self.agent.is_running(&request.scope, request.generation) {
-            request.state = State::Removing;
-        } else if self.store.storage().applied().covers(&request.scope, request.generation) {
-            request.state = State::Applied;
-        } else if let Some(state) = self.agent.covering(&request.scope, request.generation)
+        let is_running = self.agent.is_running(&request.scope, request.generation);
+        if !is_running
+            && let Some(state) = self.agent.covering(&request.scope, request.generation)
             && state.failed.is_some()
         {
+            // What was applied may have failed to be acknowledged.
             (request.state, request.last_error) = (State::Failed, state.failed);
+        } else if self.store.storage().applied().covers(&request.scope, request.generation) {
+            request.state = State::Applied;
+        } else if is_running {
+            request.state = State::Removing;
         }
         request
     }

@@ -1,10 +1,14 @@
-//! The status object and requests, as the virtual files, the control file and the command line show them.
+//! The status object, metrics and requests, as the virtual files, the control file and the command line show them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
 
+use super::exposition::Metrics;
 use super::removals::Removals;
 use crate::key::Tenant;
-use crate::ledger::{Pending, Request};
+use crate::ledger::{Pending, Request, State};
 use crate::scope::Scope;
 
 /// What only the mount knows.
@@ -73,4 +77,59 @@ fn of_scope(scope: &Scope) -> Map<String, Value> {
     object.insert("scope".into(), json!(scope.word()));
     object.insert("tenant".into(), json!(scope.tenant().map(Tenant::as_str)));
     object
+}
+
+/// The metrics, in the Prometheus text format.
+pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
+    let (status, counters) = (removals.store().status(), &removals.store().counters);
+    let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
+    let mut m = Metrics::new();
+    m.gauge("fencefs_quota_bytes", "Quota of the store.", status.quota_bytes);
+    m.gauge("fencefs_used_bytes", "Allocated bytes of all records.", status.used_bytes);
+    m.gauge("fencefs_staged_bytes", "Allocated bytes of values being written.", status.staged_bytes);
+    m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
+    m.gauge("fencefs_keys", "Keys in the store.", status.keys);
+    m.gauge("fencefs_passthrough", "Whether the kernel moves the bytes.", facts.passthrough);
+    m.counter("fencefs_hits_total", "Values opened.", load(&counters.hits));
+    m.counter("fencefs_misses_total", "Look-ups of keys that do not exist.", load(&counters.misses));
+    m.counter("fencefs_publications_total", "Values published.", load(&counters.publications));
+    m.counter("fencefs_renames_total", "Renames.", load(&counters.renames));
+    let mut evictions = m.counters("fencefs_evictions_total", "Keys evicted, by reason.");
+    for (reason, n) in ["quota", "tenant_quota", "free_space", "command"].iter().zip(&counters.evictions) {
+        evictions.sample(&[("reason", reason)], load(n));
+    }
+    for (name, help, counter) in [
+        ("fencefs_evicted_bytes_total", "Allocated bytes of evicted values.", &counters.evicted_bytes),
+        ("fencefs_eviction_errors_total", "Victims that could not be removed.", &counters.eviction_errors),
+        ("fencefs_quarantined_total", "Records that failed validation.", &counters.quarantined),
+        ("fencefs_removed_records_total", "Records that removals deleted.", &counters.removed_records),
+        ("fencefs_removal_failures_total", "Attempts at a removal that failed.", &counters.removal_failures),
+    ] {
+        m.counter(name, help, load(counter));
+    }
+    // Left out where the ledger cannot be asked: no number is better than a wrong one.
+    if let Ok(generation) = removals.highest() {
+        m.gauge("fencefs_generation", "Generation of the newest removal request.", generation.0);
+    }
+    if let Ok(requests) = removals.requests() {
+        let states = [State::Pending, State::Removing, State::Applied, State::Complete, State::Failed];
+        let mut by_state: BTreeMap<&str, u64> = states.iter().map(|s| (s.as_str(), 0)).collect();
+        for request in requests {
+            *by_state.entry(request.state.as_str()).or_default() += 1;
+        }
+        let mut family = m.gauges("fencefs_removal_requests", "Removal requests that are kept, by state.");
+        for (state, n) in by_state {
+            family.sample(&[("state", state)], n);
+        }
+    }
+    let tenants = &status.tenants;
+    let mut family = m.gauges("fencefs_tenant_used_bytes", "Allocated bytes, by tenant.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.bytes));
+    let mut family = m.gauges("fencefs_tenant_keys", "Keys, by tenant.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.keys));
+    let mut family = m.gauges("fencefs_tenant_epoch", "Epoch of new writes, by tenant.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.epoch));
+    let mut family = m.gauges("fencefs_tenant_ready", "Whether a tenant takes writes: no removal holds it.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.state == "ready"));
+    m.finish()
 }

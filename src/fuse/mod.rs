@@ -11,7 +11,6 @@ mod events;
 mod files;
 mod io;
 mod ioctl;
-mod metrics;
 mod mount;
 mod opens;
 mod parked;

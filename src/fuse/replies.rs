@@ -229,14 +229,15 @@ impl Streams {
     }
 }
 
-/// The line that tells how an attempt ended.
+/// The line that tells how an attempt ended. An error that is left is of an attempt that failed, though the next one may
+/// have begun.
 fn end_line(request: &Request) -> String {
-    let fields = report::request(request);
-    if request.state != State::Failed {
-        return reply::ok(&fields);
+    if request.state != State::Failed && (request.state == State::Complete || request.last_error.is_none()) {
+        return reply::ok(&report::request(request));
     }
     let why = request.last_error.clone().unwrap_or_else(|| "the attempt failed".to_owned());
-    let told = ["generation", "scope", "tenant", "state"];
+    let fields = report::request(&Request { state: State::Failed, ..request.clone() });
+    let told = ["generation", "scope", "tenant", "state", "last_error"];
     let what = fields.into_iter().filter(|(name, _)| told.contains(&name.as_str())).collect();
     reply::failure_of(&Error::new(Kind::Io(libc::EIO), why), &what)
 }
@@ -344,6 +345,11 @@ mod tests {
             (&7.into(), &"global".into(), &"failed".into())
         );
         assert!(value["tenant"].is_null());
+        assert_eq!(value["last_error"], "cannot unlink x");
+        for next in [State::Pending, State::Removing, State::Applied] {
+            request.state = next;
+            assert_eq!(end_line(&request), line, "the next attempt has begun");
+        }
         (request.state, request.last_error) = (State::Complete, None);
         assert!(end_line(&request).starts_with("{\"ok\":true,"));
     }

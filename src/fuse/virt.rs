@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use fuser::{
     FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyData, ReplyDirectory,
@@ -12,7 +11,6 @@ use fuser::{
 
 use super::attr;
 use super::files::Caller;
-use super::metrics::Metrics;
 use super::replies::{MOST_WAITING_BYTES, Replies};
 use super::requests::errno;
 use super::{FORGET, Fs, VIRTUAL_BIT};
@@ -191,7 +189,7 @@ impl Fs {
         let text = match v.what {
             What::Control => Ok(None),
             What::Status => self.tenant_of_scope(v).map(|t| Some(self.status_text(t.as_ref()))),
-            What::Metrics => Ok(Some(self.metrics_text().into_bytes())),
+            What::Metrics => Ok(Some(report::metrics(&self.removals, self.facts()).into_bytes())),
             What::Requests => self.tenant_of_scope(v).and_then(|t| self.requests_text(t.as_ref())).map(Some),
             What::Directory | What::ByKey => Err(no_such_file()),
         };
@@ -313,54 +311,5 @@ impl Fs {
                 (replies, Some(e))
             }
         }
-    }
-
-    fn metrics_text(&self) -> String {
-        let (status, counters) = (self.store.status(), &self.store.counters);
-        let mut m = Metrics::new();
-        m.gauge("fencefs_quota_bytes", "Quota of the store.", status.quota_bytes);
-        m.gauge("fencefs_used_bytes", "Allocated bytes of all records.", status.used_bytes);
-        m.gauge("fencefs_staged_bytes", "Allocated bytes of values being written.", status.staged_bytes);
-        m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
-        m.gauge("fencefs_keys", "Keys in the store.", status.keys);
-        m.gauge(
-            "fencefs_passthrough",
-            "Whether the kernel moves the bytes.",
-            u64::from(self.is_passthrough()),
-        );
-        let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-        m.counter("fencefs_hits_total", "Values opened.", load(&counters.hits));
-        m.counter("fencefs_misses_total", "Look-ups of keys that do not exist.", load(&counters.misses));
-        m.counter("fencefs_publications_total", "Values published.", load(&counters.publications));
-        m.counter("fencefs_renames_total", "Renames.", load(&counters.renames));
-        let mut evictions = m.counters("fencefs_evictions_total", "Keys evicted, by reason.");
-        for (reason, n) in ["quota", "tenant_quota", "free_space", "command"].iter().zip(&counters.evictions)
-        {
-            evictions.sample(&[("reason", reason)], load(n));
-        }
-        m.counter(
-            "fencefs_evicted_bytes_total",
-            "Allocated bytes of evicted values.",
-            load(&counters.evicted_bytes),
-        );
-        m.counter(
-            "fencefs_eviction_errors_total",
-            "Victims that could not be removed.",
-            load(&counters.eviction_errors),
-        );
-        m.counter(
-            "fencefs_quarantined_total",
-            "Records that failed validation.",
-            load(&counters.quarantined),
-        );
-        let mut tenants = m.gauges("fencefs_tenant_used_bytes", "Allocated bytes, by tenant.");
-        for t in &status.tenants {
-            tenants.sample(&[("tenant", &t.name)], t.bytes);
-        }
-        let mut tenants = m.gauges("fencefs_tenant_keys", "Keys, by tenant.");
-        for t in &status.tenants {
-            tenants.sample(&[("tenant", &t.name)], t.keys);
-        }
-        m.finish()
     }
 }

@@ -12,6 +12,7 @@ use rustix::fs::{Advice, FallocateFlags};
 use rustix::io::Errno;
 
 use super::newest::{HEADER_BYTES, follow_newest};
+use crate::error::Result;
 
 /// An open file. Its space is reserved when it grows, so that a commit on a full disk has room for what it overwrites.
 #[derive(Debug)]
@@ -38,8 +39,14 @@ impl Backend {
     fn changing(&self) -> io::Result<()> {
         #[cfg(test)]
         self.faults.check()?;
-        Ok(())
+        changing().map_err(|e| io::Error::from_raw_os_error(e.errno()))
     }
+}
+
+/// The same by name, from outside the process.
+fn changing() -> Result<()> {
+    step!("ledger.disk");
+    Ok(())
 }
 
 impl StorageBackend for Backend {

@@ -155,11 +155,14 @@ impl Database {
     }
 
     fn discard(&self) {
-        let broken = self.open.write().take();
-        if let Err(e) = caught(|| {
-            drop(broken);
+        // Closed under the lock: whoever opens the file again would find it in use.
+        let mut slot = self.open.write();
+        let closed = caught(|| {
+            drop(slot.take());
             Ok(())
-        }) {
+        });
+        drop(slot);
+        if let Err(e) = closed {
             log::warn!("closing the ledger {} after an error: {e}", self.path.display());
         }
     }

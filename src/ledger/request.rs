@@ -22,6 +22,19 @@ pub enum State {
     Failed,
 }
 
+impl State {
+    /// As listings and metrics spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Pending => "pending",
+            State::Removing => "removing",
+            State::Applied => "applied",
+            State::Complete => "complete",
+            State::Failed => "failed",
+        }
+    }
+}
+
 /// A removal request. Its scope, mode and generation never change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {

@@ -67,6 +67,8 @@ pub struct Index {
     pub usage: Usage,
     /// What of that removals have taken and not finished.
     pub hidden: Usage,
+    /// What of that is no tenant's any more: logical removals are done with it, and it is not deleted yet.
+    pub trash_bytes: u64,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
     /// Keys promised to publications under way.
@@ -111,6 +113,7 @@ impl Index {
             tenants: Vec::new(),
             usage: Usage::default(),
             hidden: Usage::default(),
+            trash_bytes: 0,
             reserved_bytes: 0,
             reserved_keys: 0,
             pinned_bytes: 0,
@@ -329,11 +332,16 @@ impl Index {
         let number = node.tenant as usize;
         let hidden = Usage { bytes: node.blocks * 512, keys: u64::from(node.dir.is_none()) };
         self.unlink(id, now)?;
-        let tenant = self.tenants.get_mut(number).ok_or_else(gone)?;
+        self.count_hidden(number as u32, hidden);
+        Ok(())
+    }
+
+    /// Counts what has no name and occupies the disk, until [`Index::forget_hidden`].
+    pub fn count_hidden(&mut self, number: u32, hidden: Usage) {
+        let Some(tenant) = self.tenants.get_mut(number as usize) else { return };
         for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage, &mut tenant.hidden] {
             *usage = Usage { bytes: usage.bytes + hidden.bytes, keys: usage.keys + hidden.keys };
         }
-        Ok(())
     }
 
     /// What a tenant's removal took is gone for good.
@@ -343,6 +351,28 @@ impl Index {
         for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage] {
             *usage = Usage { bytes: usage.bytes - hidden.bytes, keys: usage.keys - hidden.keys };
         }
+    }
+
+    /// A logical removal is done with what it took: no tenant is charged for it, and it occupies the disk until
+    /// [`Index::forget_trash`].
+    pub fn discard_hidden(&mut self, number: u32) {
+        let bytes = self.tenants.get(number as usize).map_or(0, |t| t.hidden.bytes);
+        self.forget_hidden(number);
+        self.count_trash(bytes);
+    }
+
+    /// Counts what is in the trash and no pending removal's.
+    pub fn count_trash(&mut self, bytes: u64) {
+        self.trash_bytes += bytes;
+        self.usage.bytes += bytes;
+        self.hidden.bytes += bytes;
+    }
+
+    /// The trash is empty.
+    pub fn forget_trash(&mut self) {
+        let bytes = std::mem::take(&mut self.trash_bytes);
+        self.usage.bytes -= bytes;
+        self.hidden.bytes -= bytes;
     }
 
     /// What the quota is asked for: hidden values are about to go, and nobody else makes room for them.
@@ -579,8 +609,9 @@ impl Index {
                     .push(format!("tenant {} holds {sum:?}, counted {:?}", tenant.home.tenant, tenant.usage));
             }
         }
-        let total =
-            Usage { bytes: sums.iter().map(|s| s.bytes).sum(), keys: sums.iter().map(|s| s.keys).sum() };
+        let of_tenants: u64 = sums.iter().map(|s| s.bytes).sum();
+        let keys = sums.iter().map(|s| s.keys).sum();
+        let total = Usage { bytes: of_tenants + self.trash_bytes, keys };
         if total != self.usage {
             found.push(format!("the store holds {total:?}, counted {:?}", self.usage));
         }

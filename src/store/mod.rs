@@ -175,6 +175,10 @@ impl Store {
         });
         store.load_tenants()?;
         store.recover(progress)?;
+        // A wrong sum is no reason to keep the store shut.
+        if let Err(e) = store.count_removed() {
+            store.note_error(format!("cannot count what removals have yet to delete: {e}"));
+        }
         store.start_keeper()?;
         store.wake_keeper();
         Ok(store)

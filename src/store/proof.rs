@@ -1,6 +1,7 @@
 //! Proof of ownership: a path belongs to a tenant when it is a record below that tenant's directory, named by the
 //! digest of the key that it embeds, and embeds that tenant. Nothing else is ever deleted by a removal.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -10,14 +11,14 @@ use super::object::is_obstacle;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
-use crate::key::{Digest, Tenant};
+use crate::key::{Digest, RecordKind, Tenant};
 use crate::os::{self, Dir, EntryType};
 use crate::scope::Scope;
 
 /// What is done with what a walk meets. Called from several threads.
 pub(super) trait Visitor: Sync {
     /// A record that is proven to be the tenant's.
-    fn record(&self, shard: &Dir, name: &[u8]) -> Result<()>;
+    fn record(&self, shard: &Dir, name: &[u8], file: &File, kind: RecordKind) -> Result<()>;
     /// Anything else; `at` says where for people, `why` what is wrong with it.
     fn stranger(&self, dir: &Dir, name: &[u8], at: &str, why: &str) -> Result<()>;
     /// A shard level whose entries have all been visited.
@@ -93,7 +94,7 @@ impl EpochDir<'_> {
         let mut failed = None;
         for entry in dir.entries_once()? {
             let done = match self.judge(&dir, entry.kind, &entry.name, shard_name) {
-                Ok(Verdict::Proven) => visitor.record(&dir, &entry.name),
+                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry.name, &file, kind),
                 Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
                 Ok(Verdict::Gone) => Ok(()),
                 Err(e) => Err(e),
@@ -134,13 +135,13 @@ impl EpochDir<'_> {
             Ok(record) if record.key_at(digest).is_none() => {
                 Verdict::Stranger("its key does not belong to its name")
             }
-            Ok(_) => Verdict::Proven,
+            Ok(record) => Verdict::Proven(file, record.kind),
         })
     }
 }
 
 enum Verdict {
-    Proven,
+    Proven(File, RecordKind),
     Stranger(&'static str),
     Gone,
 }
@@ -149,7 +150,7 @@ enum Verdict {
 struct MustBeProven<'a>(&'a Tenant);
 
 impl Visitor for MustBeProven<'_> {
-    fn record(&self, _: &Dir, _: &[u8]) -> Result<()> {
+    fn record(&self, _: &Dir, _: &[u8], _: &File, _: RecordKind) -> Result<()> {
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A removal: everything that a scope held below a generation goes, and nothing else.
 //!
-//! Steps, in order, each a fail point of this name:
+//! Steps, in order, each a fail point of this name; `trash` for each directory, `delete` for each record, `hide` and
+//! `epoch` for each tenant:
 //!
 //! | step | what | afterwards |
 //! |---|---|---|
@@ -14,6 +15,9 @@
 //! | `removal.epoch` | make the new epoch's directories | there is a place for what comes next |
 //! | `ledger.marker` | the applied marker | this generation is never applied again |
 //! | `removal.counters` | usage of the scope is zero | |
+//!
+//! Some have more: `removal.trashed` when the last rename is done, `removal.staged` before a staged value is unlinked,
+//! `removal.stranger` before one is set aside, `removal.epoch.sync` before a new directory is made durable.
 //!
 //! Then the agent acknowledges, and `removal.open` opens the fences under the new epoch. Any step may fail: the scope
 //! stays closed, what it counted stays counted, and the whole may be repeated from the start.
@@ -100,9 +104,7 @@ impl Store {
         let (homes, deleted) = self.close_scope(scope, *generation);
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
-        step!("removal.trash");
         self.trash_scope(scope, *generation)?;
-        step!("removal.hide");
         homes.iter().try_for_each(|home| self.hide(home, *generation))?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
@@ -113,13 +115,18 @@ impl Store {
         self.verify_removed(removal)?;
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
-        step!("removal.epoch");
         homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
         let mut index = self.index.lock();
-        homes.iter().for_each(|home| index.forget_hidden(home.number));
+        for home in &homes {
+            match mode {
+                Mode::Physical => index.forget_hidden(home.number),
+                Mode::Logical => index.discard_hidden(home.number),
+            }
+        }
         drop(index);
+        self.settle_trash();
         self.wake_keeper();
         Ok(())
     }
@@ -174,6 +181,7 @@ impl Store {
     /// Takes every name below a tenant's directory out of the index, gives up what is being written under an older
     /// epoch, and waits until nobody believes in any of it.
     fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.hide");
         if home.epoch >= generation.into() {
             return Ok(());
         }
@@ -243,12 +251,14 @@ impl Store {
 
     /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
     fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
+        step!("removal.epoch");
         let epoch = Epoch::from(generation);
         if home.epoch >= epoch {
             return Ok(());
         }
         let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        step!("removal.epoch.sync");
         top.sync()?;
         let next = Home {
             tenant: home.tenant.clone(),
@@ -282,11 +292,14 @@ impl Store {
         Ok(())
     }
 
-    /// Shows in the status that an attempt at a closed scope failed.
-    pub fn note_removal_failed(&self, scope: &Scope, error: &Error) {
+    /// Shows in the status that an attempt failed. One that did not get as far as the fence leaves the scope closed too:
+    /// it is not ready until the removal is.
+    pub fn note_removal_failed(&self, scope: &Scope, generation: Generation, error: &Error) {
+        self.close_scope(scope, generation);
         if let Some(state) = self.scopes.lock().0.get_mut(scope) {
             state.failed = Some(error.to_string());
         }
+        self.counters.removal_failures.fetch_add(1, Ordering::Relaxed);
         self.note_error(format!("removal of {scope}: {error}"));
     }
 
@@ -308,7 +321,15 @@ impl Store {
         for trashed in &trash {
             self.delete_trashed(trashed, &AtomicU64::new(0), &self.stopping)?;
         }
+        self.settle_trash();
         Ok(!trash.is_empty())
+    }
+
+    /// Stops counting what the trash held, once it holds nothing.
+    fn settle_trash(&self) {
+        if self.list_trash().is_ok_and(|trash| trash.is_empty()) {
+            self.index.lock().forget_trash();
+        }
     }
 
     /// Has long work end where it is: the store is about to be closed.

@@ -371,7 +371,10 @@ impl Store {
     /// Unlinks the values being written under an epoch that is over: they can never be published. Whoever writes them
     /// keeps the open file, and is watched as before.
     pub(super) fn give_up_staged(&self, home: &Home) -> Result<()> {
-        self.staged_under(home).iter().try_for_each(|name| self.staging.unlink(name).map(drop))
+        self.staged_under(home).iter().try_for_each(|name| {
+            step!("removal.staged");
+            self.staging.unlink(name).map(drop)
+        })
     }
 
     /// A value in staging that was admitted under a home's epoch, if one is left.

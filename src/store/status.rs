@@ -27,6 +27,10 @@ pub struct Counters {
     pub eviction_errors: AtomicU64,
     /// Records that failed validation.
     pub quarantined: AtomicU64,
+    /// Records that removals deleted, and trash that was emptied after them.
+    pub removed_records: AtomicU64,
+    /// Attempts at removals that failed.
+    pub removal_failures: AtomicU64,
 }
 
 impl Counters {

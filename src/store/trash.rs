@@ -2,15 +2,19 @@
 //! What is in it is nobody's any more; it is deleted record by record, each proven to be the tenant's. Strangers in it
 //! are kept in `.quarantine`.
 
+use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Store;
+use super::index::Usage;
 use super::proof::{EpochDir, Visitor};
+use super::tenants::Home;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
-use crate::key::{Epoch, Tenant};
-use crate::os::{Dir, EntryType, RenameHow};
+use crate::key::{Epoch, RecordKind, Tenant};
+use crate::os::{self, Dir, EntryType, RenameHow};
 use crate::scope::{Generation, Scope};
 
 /// An epoch directory in the trash.
@@ -56,10 +60,11 @@ struct Delete<'a> {
 }
 
 impl Visitor for Delete<'_> {
-    fn record(&self, shard: &Dir, name: &[u8]) -> Result<()> {
+    fn record(&self, shard: &Dir, name: &[u8], _: &File, _: RecordKind) -> Result<()> {
         step!("removal.delete");
         if shard.unlink(name)? {
             self.deleted.fetch_add(1, Ordering::Relaxed);
+            self.store.counters.removed_records.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -73,7 +78,67 @@ impl Visitor for Delete<'_> {
     }
 }
 
+/// Counts what is proven: it occupies the disk until it is deleted.
+#[derive(Default)]
+struct Count {
+    bytes: AtomicU64,
+    keys: AtomicU64,
+}
+
+impl Visitor for Count {
+    fn record(&self, _: &Dir, _: &[u8], file: &File, kind: RecordKind) -> Result<()> {
+        self.bytes.fetch_add(os::stat(file)?.blocks * 512, Ordering::Relaxed);
+        self.keys.fetch_add(u64::from(kind != RecordKind::Directory), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stranger(&self, _: &Dir, _: &[u8], _: &str, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn walked(&self, _: &Dir, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl Store {
+    /// Counts what removals have yet to delete, those that are pending at the start and logical ones. None of it gets a
+    /// name again.
+    pub(super) fn count_removed(&self) -> Result<()> {
+        let homes: Vec<Arc<Home>> = self.index.lock().tenants.iter().map(|t| Arc::clone(&t.home)).collect();
+        let mut trash = self.list_trash()?;
+        for home in homes.into_iter().filter(|home| home.fence.closed_towards().is_some()) {
+            let count = Count::default();
+            for entry in home.top.entries()? {
+                if layout::parse_epoch(&entry.name).is_some_and(|epoch| epoch < home.epoch)
+                    && let Some(dir) = home.top.open_dir_if_any(&entry.name)?
+                {
+                    let shown = home.tenant.as_str();
+                    EpochDir { dir: &dir, tenant: &home.tenant, shown }.walk(
+                        threads(),
+                        &self.stopping,
+                        &count,
+                    )?;
+                }
+            }
+            let is_its = |t: &mut Trashed| t.tenant == home.tenant && t.epoch < home.epoch;
+            trash.extract_if(.., is_its).try_for_each(|trashed| self.count_trashed(&trashed, &count))?;
+            let hidden = Usage { bytes: count.bytes.into_inner(), keys: count.keys.into_inner() };
+            self.index.lock().count_hidden(home.number, hidden);
+        }
+        let count = Count::default();
+        trash.iter().try_for_each(|trashed| self.count_trashed(trashed, &count))?;
+        self.index.lock().count_trash(count.bytes.into_inner());
+        Ok(())
+    }
+
+    fn count_trashed(&self, trashed: &Trashed, count: &Count) -> Result<()> {
+        let Some(above) = self.trash.open_dir_if_any(trashed.generation.to_string())? else { return Ok(()) };
+        let Some(dir) = above.open_dir_if_any(&trashed.name)? else { return Ok(()) };
+        let shown = trashed.shown();
+        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), &self.stopping, count)
+    }
+
     /// Takes an epoch directory from a tenant. Afterwards no path leads to it.
     pub(super) fn move_to_trash(
         &self,
@@ -82,6 +147,7 @@ impl Store {
         epoch: Epoch,
         generation: Generation,
     ) -> Result<()> {
+        step!("removal.trash");
         let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
         top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
@@ -160,6 +226,7 @@ impl Store {
                 ),
             ));
         }
+        step!("removal.stranger");
         let kept = format!("{tenant}.stranger.{}", self.next_serial());
         match dir.rename(name, &self.quarantine_dir, &kept, RenameHow::NoReplace) {
             Err(e) if e.kind() == Kind::NotFound => return Ok(()),

@@ -113,6 +113,22 @@ fn a_dead_disk_answers_its_error_and_heals_by_itself() {
 }
 
 #[test]
+fn while_the_file_is_opened_again_nobody_finds_it_in_use() {
+    let bench = bench();
+    let database = bench.database();
+    let fails = || {
+        let passing = || Error::os("a passing error", io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(database.write::<()>(|_| Err(passing())).unwrap_err().errno(), libc::EIO);
+    };
+    std::thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| (0..200).for_each(|_| fails()));
+            threads.spawn(|| (0..200).for_each(|_| drop(bench.ledger().poll(bench.storage).unwrap())));
+        }
+    });
+}
+
+#[test]
 fn a_file_that_is_damaged_under_its_process_is_refused_from_then_on() {
     let bench = bench();
     let faults = bench.database().faults.clone();

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
 
 use super::*;
+use crate::config::limits;
 use crate::ledger::Pending;
 use crate::os::RenameHow;
 use crate::scope::{Generation, Mode, Scope};
@@ -332,21 +333,26 @@ fn a_tenants_removal_is_refused_where_ownership_is_not_proven() {
 fn a_logical_removal_hides_now_and_deletes_later() {
     let mut bench = Bench::new(StoreSettings::default());
     fill(&bench, "a");
+    let occupied = bench.status().used_bytes;
     remove(&bench, &Pending { mode: Mode::Logical, ..of_tenant("a", 1) });
     assert_eq!(of(&bench, "a"), [b""; 0]);
     assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    assert_eq!(bench.status().used_bytes, occupied, "it occupies the disk still");
     let trash = bench.root().join("data/.trash");
     assert_eq!(names_in(&trash), ["1"]);
     assert!(bench.collect_trash().unwrap());
     assert_eq!(names_in(&trash), [""; 0]);
+    assert_eq!(bench.status().used_bytes, 0);
     assert!(!bench.collect_trash().unwrap());
     // A physical removal that follows takes along what a logical one has left.
     fill(&bench, "a");
     remove(&bench, &Pending { mode: Mode::Logical, ..of_tenant("a", 2) });
     bench.reopen();
     assert_eq!(names_in(&trash), ["2"]);
+    assert_eq!((bench.status().used_bytes, bench.status().keys), (occupied, 0));
     remove(&bench, &of_tenant("a", 3));
     assert_eq!(names_in(&trash), [""; 0]);
+    assert_eq!(bench.status().used_bytes, 0);
     bench.sound();
 }
 
@@ -359,6 +365,8 @@ fn a_pending_scope_is_not_recovered() {
         fill(&bench, "b");
         tree(&bench)
     };
+    let counted = status_of(&bench, "a");
+    assert_eq!(counted.2, 4, "three values and a link");
     for pending in [of_tenant("a", 9), global(9)] {
         bench.drop_store();
         bench.store = Some(open_pending(&bench.root(), std::slice::from_ref(&pending)));
@@ -368,7 +376,9 @@ fn a_pending_scope_is_not_recovered() {
             .filter(|((t, _), _)| !pending.scope.includes_tenant(&tenant(t)))
             .collect();
         assert_eq!(tree(&bench), expected);
-        assert_eq!(status_of(&bench, "a").1, "removing");
+        let removing = status_of(&bench, "a");
+        assert_eq!(removing.1, "removing");
+        assert_eq!((removing.2, removing.3), (counted.2, counted.3), "what is not deleted is counted");
         let a = bench.tenant_node(&tenant("a")).unwrap();
         assert_eq!(put_in(&bench, a, b"k", b"v").unwrap_err().kind(), Kind::Busy);
         assert!(!records(&bench.root()).is_empty(), "nothing was deleted yet");
@@ -376,6 +386,8 @@ fn a_pending_scope_is_not_recovered() {
     remove(&bench, &global(9));
     assert_eq!(tree(&bench).len(), 0);
     assert!(records(&bench.root()).is_empty());
+    let gone = status_of(&bench, "a");
+    assert_eq!((gone.0, gone.1, gone.2, gone.3), (9, "ready", 0, 0));
     bench.sound();
 }
 
@@ -451,4 +463,30 @@ fn modes_of_what_is_made_are_private() {
     let mode = |path: &str| bench.root().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("data/t/a/1"), 0o700);
     assert_eq!(mode("data/.trash"), 0o700);
+}
+
+/// Nothing is deleted to make room for what a removal must keep: it fails, says so, and can be repeated.
+#[test]
+fn a_full_quarantine_fails_a_removal_and_loses_nothing() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let (quarantine, stranger) = (bench.root().join("data/.quarantine"), bench.root().join("data/t/a/notes"));
+    for n in 0..limits::QUARANTINED_RECORDS {
+        std::fs::write(quarantine.join(format!("kept.{n}")), "x").unwrap();
+    }
+    std::fs::write(&stranger, "notes").unwrap();
+    let refused = bench.remove(&of_tenant("a", 1)).unwrap_err();
+    assert_eq!(refused.kind(), Kind::NotEmpty);
+    let says = refused.to_string();
+    assert!(says.contains("data/t/a/notes") && says.contains("quarantine is full"), "{says}");
+    assert_eq!(std::fs::read(&stranger).unwrap(), b"notes");
+    assert_eq!(names_in(&quarantine).len(), limits::QUARANTINED_RECORDS);
+    assert_eq!(status_of(&bench, "a").1, "removing");
+    assert!(!bench.storage().applied().covers(&of_tenant("a", 1).scope, Generation(1)));
+    std::fs::remove_file(quarantine.join("kept.0")).unwrap();
+    remove(&bench, &of_tenant("a", 1));
+    let kept = names_in(&quarantine).into_iter().find(|name| name.starts_with("a.stranger.")).unwrap();
+    assert_eq!(std::fs::read(quarantine.join(kept)).unwrap(), b"notes");
+    assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    bench.sound();
 }
