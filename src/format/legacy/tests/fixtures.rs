@@ -1,9 +1,12 @@
-//! (tests) The directories that the released program wrote, and its paths, for good.
+//! (tests) The directories that the released program wrote, and its paths, for good. `scripts/mooncake-roundtrip` runs
+//! the ignored tests over directories that the program has just written, or is about to read.
 
 use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -13,7 +16,7 @@ use crate::format::legacy::{FSDIR, Place, StorageKey};
 use crate::format::legacy::{canonical_path, fits, locate, locate_bytes, path, write};
 
 /// Where the fixtures are; what is in them says the README there.
-fn fixtures() -> std::path::PathBuf {
+fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("mount-tests/fixtures")
 }
 
@@ -42,14 +45,18 @@ fn files(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     found
 }
 
-/// The records of one directory of the fixtures: storage key, value. Each is read from its file and from memory,
-/// bound to its place and to no canonical one of another key, and written again to the same bytes.
-fn records(unpacked: &TempDir, name: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let root = unpacked.path().join("mooncake-real").join(name).join(FSDIR);
+/// One directory of the fixtures.
+fn fsdir(unpacked: &TempDir, name: &str) -> PathBuf {
+    unpacked.path().join("mooncake-real").join(name).join(FSDIR)
+}
+
+/// The records below an fsdir: storage key, value. Each is read from its file and from memory, stands where its key
+/// belongs, and is written again to the same bytes.
+fn records(fsdir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut found = BTreeMap::new();
-    for (at, bytes) in files(&root) {
+    for (at, bytes) in files(fsdir) {
         let record = locate_bytes(&bytes).unwrap();
-        let file = fs::File::open(root.join(std::ffi::OsStr::from_bytes(&at))).unwrap();
+        let file = fs::File::open(fsdir.join(OsStr::from_bytes(&at))).unwrap();
         assert_eq!(locate(&file).unwrap().as_ref(), Ok(&record));
         let key = record.storage_key.as_bytes();
         assert!(Place::parse(&at).unwrap().binds(key), "{}", at.escape_ascii());
@@ -85,7 +92,7 @@ fn sha256(dir: &Path, bytes: &[u8]) -> String {
 #[test]
 fn the_26_records_of_the_default_tenant() {
     let unpacked = unpack();
-    let mut found = records(&unpacked, "default-tenant");
+    let mut found = records(&fsdir(&unpacked, "default-tenant"));
     assert_eq!(found.len(), 26);
     for vector in vectors() {
         let key = unhex(vector["storage_key_hex"].as_str().unwrap());
@@ -104,7 +111,8 @@ fn the_26_records_of_the_default_tenant() {
 
 #[test]
 fn the_4_records_of_two_tenants() {
-    let found = records(&unpack(), "two-tenants");
+    let unpacked = unpack();
+    let found = records(&fsdir(&unpacked, "two-tenants"));
     let expected = [
         (&b"tenantA\0only-a"[..], &b"A-data"[..]),
         (b"tenantA\0shared/key", b"from-A"),
@@ -118,7 +126,8 @@ fn the_4_records_of_two_tenants() {
 
 #[test]
 fn the_collision_holds_the_second_key_alone() {
-    let found = records(&unpack(), "collision");
+    let unpacked = unpack();
+    let found = records(&fsdir(&unpacked, "collision"));
     assert_eq!(found, [(b"default\0c__:___".to_vec(), b"VALUE-1".to_vec())].into());
     assert_eq!(path(b"default\0c::::/_"), path(b"default\0c__:___"));
     assert!(!found.contains_key(&b"default\0c::::/_"[..]));
@@ -134,5 +143,37 @@ fn the_28_paths() {
         assert_eq!(legacy, vector["legacy_path"].as_str().unwrap());
         assert_eq!(canonical_path(&key), vector["canonical_path"].as_str().unwrap());
         assert_eq!(fits(&key), vector["written"].as_bool().unwrap(), "{legacy}");
+    }
+}
+
+/// What `scripts/mooncake-roundtrip` gives the codec: a directory, and the values by their storage keys.
+fn round_trip() -> (PathBuf, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let given = |name| PathBuf::from(env::var_os(name).expect("set by scripts/mooncake-roundtrip"));
+    let manifest = fs::read(given("FENCEFS_ROUNDTRIP_MANIFEST")).unwrap();
+    let entries = serde_json::from_slice::<Value>(&manifest).unwrap();
+    let text = |entry: &Value, name: &str| entry[name].as_str().unwrap().to_owned();
+    let values = entries.as_array().unwrap().iter().map(|entry| {
+        let key = format!("{}\0{}", text(entry, "tenant"), text(entry, "key"));
+        (key.into_bytes(), unhex(&text(entry, "value_hex")))
+    });
+    (given("FENCEFS_ROUNDTRIP_DIR").join(FSDIR), values.collect())
+}
+
+#[test]
+#[ignore = "needs a directory that Mooncake has written: scripts/mooncake-roundtrip"]
+fn mooncake_wrote_what_is_read() {
+    let (fsdir, values) = round_trip();
+    assert!(records(&fsdir) == values, "other records than were put");
+}
+
+#[test]
+#[ignore = "needs a directory that Mooncake will read: scripts/mooncake-roundtrip"]
+fn what_is_written_for_mooncake() {
+    let (fsdir, values) = round_trip();
+    for (key, value) in values {
+        let file = fsdir.join(OsStr::from_bytes(&path(&key)));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let mut file = fs::File::create_new(file).unwrap();
+        write(&mut file, &StorageKey::new(key).unwrap(), &mut &value[..], value.len() as u64).unwrap();
     }
 }
