@@ -55,7 +55,7 @@ pub enum Malformed {
     },
     /// The file ends inside a field.
     Cut {
-        /// The field's offset.
+        /// The field's offset; its content's, when the file shrank while it was read.
         at: u64,
     },
     /// A number of more than ten bytes or 64 bits.
@@ -299,5 +299,61 @@ fn read_some(read: ReadAt<'_>, buf: &mut [u8], at: u64) -> io::Result<usize> {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Walks a file that says it has `file_bytes` and holds `bytes`; also how often it was read.
+    fn walk(bytes: &[u8], file_bytes: u64) -> (Result<Record, Malformed>, u32) {
+        let reads = Cell::new(0);
+        let read = |buf: &mut [u8], at: u64| {
+            reads.set(reads.get() + 1);
+            let rest = bytes.get(at as usize..).unwrap_or(&[]);
+            let n = rest.len().min(buf.len());
+            buf[..n].copy_from_slice(&rest[..n]);
+            Ok(n)
+        };
+        let found = settle(Walk::new(&read, file_bytes).record()).unwrap();
+        (found, reads.get())
+    }
+
+    #[test]
+    fn what_mooncake_writes_costs_one_read_whatever_the_value() {
+        for value_bytes in [0_u64, 1, 4096, 1 << 40] {
+            let key = StorageKey::new(vec![b'k'; 255]).unwrap();
+            let head = crate::format::legacy::head(&key, value_bytes);
+            let file_bytes = head.len() as u64 + value_bytes;
+            let value = Span { offset: head.len() as u64, bytes: value_bytes };
+            assert_eq!(walk(&head, file_bytes), (Ok(Record { storage_key: key, value }), 1));
+        }
+    }
+
+    #[test]
+    fn a_file_that_shrinks_meanwhile_is_cut() {
+        assert_eq!(walk(b"", 20), (Err(Malformed::Cut { at: 0 }), 1));
+        assert_eq!(walk(b"\x0a\x01k", 20).0, Err(Malformed::Cut { at: 3 }));
+        assert_eq!(walk(b"\x0a\xbc\x05k", 703).0, Err(Malformed::Cut { at: 3 }));
+    }
+
+    #[test]
+    fn a_failing_read_is_no_verdict_and_an_interrupted_one_is_tried_again() {
+        let calls = Cell::new(0);
+        let read = |buf: &mut [u8], _| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            buf[..3].copy_from_slice(b"\x0a\x01k");
+            Ok(3)
+        };
+        assert!(Walk::new(&read, 3).record().is_ok());
+        let read = |_: &mut [u8], _| Err(io::Error::from_raw_os_error(libc::EIO));
+        let error = settle(Walk::new(&read, 3).record()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
 }
