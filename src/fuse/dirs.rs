@@ -395,6 +395,7 @@ impl Fs {
             return self.rename_unpublished(&open, &writing, from, to, how);
         }
         let id = self.store.child(from.0, from.1).ok_or_else(absent)?;
+        self.inherit_uncached(self.store.child(to.0, to.1), id);
         self.store.rename(from, to, how)?;
         for writing in self.opens.replacing(id) {
             // What replaces this value follows its name.
@@ -427,9 +428,12 @@ impl Fs {
     ) -> Result<()> {
         // Before anything is changed; while it is refused nothing has happened.
         drop(writing.home.fence.commit(writing.home.epoch)?);
-        let taken = self.store.child(to.0, to.1).is_some();
+        let taken = self.store.child(to.0, to.1);
+        self.inherit_uncached(taken, open.node);
         match how {
-            RenameHow::NoReplace if taken => return Err(Error::new(Kind::Exists, "the target exists")),
+            RenameHow::NoReplace if taken.is_some() => {
+                return Err(Error::new(Kind::Exists, "the target exists"));
+            }
             RenameHow::Exchange => {
                 return Err(Error::new(
                     Kind::Invalid,

@@ -121,13 +121,20 @@ impl Fs {
         }
     }
 
-    /// Flags of an ordinary open.
+    /// Flags of an ordinary open, which is counted as one that the kernel caches if it does.
     fn open_flags(&self, open: &OpenNode, reads_only: bool) -> FopenFlags {
         let mut flags = match &open.backing {
             Some(_) => FopenFlags::empty(),
             // While a value is replaced, its inode's length in the kernel is the replacement's.
-            None if self.uncached.lock().nodes.contains(&open.node) => FopenFlags::FOPEN_DIRECT_IO,
-            None => FopenFlags::FOPEN_KEEP_CACHE,
+            None => {
+                let uncached = self.uncached.lock();
+                if uncached.nodes.contains(&open.node) {
+                    FopenFlags::FOPEN_DIRECT_IO
+                } else {
+                    open.cached.fetch_add(1, Ordering::Relaxed);
+                    FopenFlags::FOPEN_KEEP_CACHE
+                }
+            }
         };
         if reads_only {
             flags |= FopenFlags::FOPEN_NOFLUSH;
@@ -204,10 +211,12 @@ impl Fs {
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
         let writing = Some(writing);
-        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: None, appends };
+        let flags = self.open_flags(&open, false);
+        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
+        let open_node = Arc::clone(&open);
+        let handle = Handle { open: open_node, file, writing, replaces, edits: None, appends, cached };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
-        let flags = self.open_flags(&open, false);
         Ok(Opened { attr: self.file_attr(node, &node_attr), handle, flags, open })
     }
 
@@ -394,31 +403,37 @@ impl Fs {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
         let appends = flags & libc::O_APPEND != 0;
-        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
-        let handle = self.opens.add_handle(handle);
         let flags = self.open_flags(&open, !writes(flags));
+        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
+        let handle = Handle { open: Arc::clone(&open), file, writing, replaces, edits, appends, cached };
+        let handle = self.opens.add_handle(handle);
         Ok(Opened { attr, handle, flags, open })
     }
 
     /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
-    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
+    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back waits for them, until
+    /// [`Kind::Busy`] is final.
     fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
         if self.is_passthrough() {
             return Ok(());
         }
         let mut uncached = self.uncached.lock();
-        let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
-        if !read || uncached.nodes.contains(&id) {
+        let read = self
+            .opens
+            .node(id)
+            .is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0 && o.cached.load(Ordering::Relaxed) > 0);
+        if !read {
             uncached.nodes.insert(id);
             return Ok(());
         }
         if again {
             // Another value came between. Its readers close soon; new ones are not cached.
             uncached.nodes.insert(id);
+            uncached.awaited.insert(id);
             drop(uncached);
-            self.opens.wait_closed(id, limits::SETTLE_WAIT);
-            return Ok(());
+            self.send_back(who);
+            return Err(Error::new(Kind::Busy, "the value is being read; it cannot be overwritten yet"));
         }
         // Replaced this very moment: then its readers are out of the way already.
         let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
@@ -427,6 +442,27 @@ impl Fs {
         drop(uncached);
         self.listing_changed(parent);
         Err(self.send_back(who))
+    }
+
+    /// A handle that the kernel cached is closed.
+    fn leave_cached(&self, open: &OpenNode) {
+        let mut uncached = self.uncached.lock();
+        if open.cached.fetch_sub(1, Ordering::Relaxed) == 1 && uncached.awaited.remove(&open.node) {
+            drop(uncached);
+            self.fences.change();
+        }
+    }
+
+    /// What takes the name of an inode that is overwritten is overwritten next: its readers are not cached either.
+    pub(super) fn inherit_uncached(&self, from: Option<NodeId>, by: NodeId) {
+        if !self.is_passthrough()
+            && let Some(from) = from
+        {
+            let mut uncached = self.uncached.lock();
+            if uncached.nodes.contains(&from) {
+                uncached.nodes.insert(by);
+            }
+        }
     }
 
     /// The error that has the kernel look a caller's path up once more; it is remembered that it did.
@@ -481,6 +517,7 @@ impl Fs {
             replaces: true,
             edits: None,
             appends: flags & libc::O_APPEND != 0,
+            cached: false,
         };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr: old_attr, links: 1 };
@@ -568,6 +605,9 @@ impl Fs {
                 }
             }
             fs.opens.leave(&handle.open);
+            if handle.cached {
+                fs.leave_cached(&handle.open);
+            }
             fs.after_forgetting(stale, Box::new(move || reply.ok()));
         };
         if slowly { self.pool.run(finish) } else { finish() }

@@ -57,6 +57,8 @@ enum Inode {
 #[derive(Default)]
 struct Uncached {
     nodes: HashSet<NodeId>,
+    /// Those with readers from before, which somebody waits for.
+    awaited: HashSet<NodeId>,
 }
 
 /// The filesystem, shared by the event loops and the threads beside them.

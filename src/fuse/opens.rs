@@ -123,6 +123,8 @@ pub(super) struct OpenNode {
     opens: AtomicU32,
     /// Handles that edit in place.
     pub(super) edits: AtomicU32,
+    /// Handles that the kernel caches.
+    pub(super) cached: AtomicU32,
 }
 
 impl OpenNode {
@@ -141,6 +143,7 @@ impl OpenNode {
             writing,
             opens: AtomicU32::new(0),
             edits: AtomicU32::new(0),
+            cached: AtomicU32::new(0),
         })
     }
 
@@ -180,6 +183,8 @@ pub(super) struct Handle {
     pub(super) edits: Option<NodeId>,
     /// Writes go to the end.
     pub(super) appends: bool,
+    /// The kernel reads it through its cache, by the inode's length.
+    pub(super) cached: bool,
 }
 
 impl Handle {
@@ -242,11 +247,6 @@ impl Opens {
             drop(tables);
             self.settled.notify_all();
         }
-    }
-
-    /// Waits until nobody has a node open, at most `wait`.
-    pub(super) fn wait_closed(&self, id: NodeId, wait: Duration) {
-        self.wait_while(wait, |tables| tables.nodes.contains_key(&id));
     }
 
     fn wait_while(&self, wait: Duration, busy: impl Fn(&Tables) -> bool) {

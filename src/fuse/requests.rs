@@ -128,6 +128,7 @@ impl Filesystem for Requests {
             let mut uncached = self.0.uncached.lock();
             if !uncached.nodes.is_empty() && !self.0.store.is_named(id) {
                 uncached.nodes.remove(&id);
+                uncached.awaited.remove(&id);
             }
         }
     }
