@@ -15,6 +15,12 @@ use crate::os::{Attr, Timespec};
 /// The rank of a value that no order names: it comes behind those that one does.
 pub(super) const NO_RANK: u32 = u32::MAX;
 
+/// The nanosecond of a record's last change, not below any rank.
+fn changed(attr: &Attr) -> u64 {
+    let sec = u64::try_from(attr.ctime.sec).unwrap_or(0);
+    sec.saturating_mul(1_000_000_000).saturating_add(attr.ctime.nsec.into()).max(NO_RANK.into())
+}
+
 /// A sound record of a source.
 #[derive(Debug)]
 pub(super) struct Seen<'a> {
@@ -30,9 +36,8 @@ pub(super) struct Seen<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Row {
     blocks: u64,
-    changed_sec: i64,
-    changed_nsec: u32,
-    rank: u32,
+    /// Its rank in the eviction order, or, behind all ranks, the time of its last change.
+    warmth: u64,
     /// Where its key begins.
     at: u32,
     length: u16,
@@ -63,9 +68,7 @@ impl Batch {
         let too_much = |_| Error::new(Kind::TooMany, "there are more keys in it than can be counted");
         let row = Row {
             blocks: seen.attr.blocks,
-            changed_sec: seen.attr.ctime.sec,
-            changed_nsec: seen.attr.ctime.nsec,
-            rank: seen.rank,
+            warmth: if seen.rank == NO_RANK { changed(seen.attr) } else { seen.rank.into() },
             at: u32::try_from(self.keys.len()).map_err(too_much)?,
             length: u16::try_from(key.len()).map_err(too_much)?,
             kind: seen.kind,
@@ -97,7 +100,7 @@ impl Store {
     pub(super) fn fill(&self, batches: &[Batch]) -> Result<()> {
         let mut dirs: Vec<(&Batch, &(Row, DirAttr))> =
             batches.iter().flat_map(|b| b.dirs.iter().map(move |d| (b, d))).collect();
-        dirs.sort_by_key(|(_, (row, _))| (row.length, row.changed_sec, row.changed_nsec));
+        dirs.sort_by_key(|(_, (row, _))| (row.length, row.warmth));
         let mut values: Vec<(u32, u32)> = Vec::with_capacity(batches.iter().map(|b| b.values.len()).sum());
         for (number, batch) in (0..).zip(batches) {
             values.extend((0..batch.values.len() as u32).map(|n| (number, n)));
@@ -105,7 +108,7 @@ impl Store {
         // Those of the last clean stop in its order, behind them what came later, by the time of its last change.
         values.sort_unstable_by_key(|&(batch, n)| {
             let row = &batches[batch as usize].values[n as usize];
-            (row.rank, row.changed_sec, row.changed_nsec, batch, n)
+            (row.warmth, batch, n)
         });
         step!("recover.commit");
         let mut index = self.index.lock();
