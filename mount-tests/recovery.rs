@@ -188,6 +188,36 @@ fn usage_and_order_after_a_crash() {
 }
 
 #[test]
+#[cfg(feature = "failpoints")]
+fn killed_at_every_step_of_a_stop_and_of_a_start() {
+    each(|m| {
+        m.shell("mkdir -p $M/d; for i in $(seq 20); do echo $i > $M/d/k$i; done; cp -a $M $W/copy").ok();
+        for step in ["checkpoint.begin", "checkpoint.write", "checkpoint.mark", "checkpoint.marked"] {
+            m.umount();
+            m.set_env("FAILPOINTS", &format!("{step}=return(kill)"));
+            m.mount();
+            assert!(!m.store.join("checkpoint").exists(), "believed once");
+            m.shell(&format!("echo {step} | tee $M/last > $W/copy/last; rm -f $M/d/k1 $W/copy/d/k1")).ok();
+            // The daemon dies in there.
+            m.umount();
+            m.unset_env("FAILPOINTS");
+            m.mount();
+            assert_recovered(m);
+            m.shell("diff -r $W/copy $M").ok();
+        }
+        for step in ["checkpoint.unmark", "checkpoint.unmarked"] {
+            m.umount();
+            m.set_env("FAILPOINTS", &format!("{step}=return(kill)"));
+            m.try_mount().failed();
+            m.unset_env("FAILPOINTS");
+            m.mount();
+            assert_recovered(m);
+            m.shell("diff -r $W/copy $M").ok();
+        }
+    });
+}
+
+#[test]
 fn a_second_mount_names_the_holder() {
     if !can_mount() {
         return;

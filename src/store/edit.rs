@@ -143,7 +143,11 @@ impl Store {
         if self.evict_overgrown(id, os::stat(file)?.blocks) {
             return Ok(());
         }
-        self.settle(id, file)
+        let settled = self.settle(id, file);
+        if settled.is_err() {
+            self.doubted.store(true, Ordering::Relaxed);
+        }
+        settled
     }
 
     /// Writes the length that a record has now, and takes its editing flag away.

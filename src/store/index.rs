@@ -121,6 +121,16 @@ impl Index {
         }
     }
 
+    /// Makes room for so many nodes more, in one piece.
+    pub fn reserve(&mut self, nodes: usize) {
+        self.nodes.reserve(nodes);
+        let (slots, hasher) = (&self.nodes, &self.hasher);
+        self.names.reserve(nodes, |&s| {
+            let n = &slots[s as usize];
+            hasher.hash_one((n.parent, &*n.name))
+        });
+    }
+
     /// The node of this number, in whatever state.
     pub fn get(&self, id: NodeId) -> Result<&Node> {
         let node = self.nodes.get(id.slot() as usize).ok_or_else(gone)?;

@@ -59,8 +59,13 @@ pub fn judge(file: File, home: &Home, digest: Digest) -> Result<(Found, Option<K
     if !attr.is_file() {
         return Ok((Found::Invalid("it is not a regular file"), None));
     }
-    let Some(packed) = os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64)? else {
-        return Ok((Found::Invalid("it has no record metadata"), None));
+    let packed = match os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64) {
+        Ok(Some(packed)) => packed,
+        Ok(None) => return Ok((Found::Invalid("it has no record metadata"), None)),
+        Err(e) if e.kind() == Kind::Range => {
+            return Ok((Found::Invalid("its record metadata is longer than any"), None));
+        }
+        Err(e) => return Err(e),
     };
     let Ok(rec) = Record::decode(&packed) else {
         return Ok((Found::Invalid("its record metadata cannot be read"), None));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
@@ -23,6 +24,8 @@ pub struct StoreRoot {
     pub(super) _lock: std::fs::File,
     pub(super) storage: Arc<StorageFile>,
     ledger: Arc<Database>,
+    /// XXH3-64 of the format file.
+    pub(super) superblock_sum: u64,
 }
 
 impl StoreRoot {
@@ -36,10 +39,12 @@ impl StoreRoot {
         let dir = Dir::open_root(&path)?;
         refuse_what_is_no_store(&dir, &path)?;
         let lock = take_lock(&dir, &path)?;
-        let superblock = open_superblock(&dir, &path)?;
+        let text = open_superblock(&dir, &path)?;
+        let superblock = Superblock::decode(&text)?;
         let ledger = open_ledger(&dir, &path, superblock.storage_id)?;
         let storage = Arc::new(StorageFile::open(Arc::clone(&ledger))?);
-        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger })
+        let superblock_sum = xxh3_64(text.as_bytes());
+        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger, superblock_sum })
     }
 
     /// The identity of the store.
@@ -130,7 +135,7 @@ fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
     if root.stat(layout::SUPERBLOCK)?.is_some() {
         return Ok(());
     }
-    for name in [layout::DATA, layout::LEDGER, layout::ORDER, layout::LOCK] {
+    for name in [layout::DATA, layout::LEDGER, layout::ORDER, layout::CHECKPOINT, layout::LOCK] {
         if root.stat(name)?.is_none() || (name == layout::LOCK && is_our_lock(root)?) {
             continue;
         }
@@ -155,17 +160,18 @@ fn is_our_lock(root: &Dir) -> Result<bool> {
     Ok(text.trim_ascii().iter().all(u8::is_ascii_digit))
 }
 
-fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
+/// The text of the format file, made where it is missing.
+fn open_superblock(root: &Dir, path: &Path) -> Result<String> {
     if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut &file, &mut text)
             .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
-        return Superblock::decode(&text);
+        return Ok(text);
     }
     refuse_what_is_no_store(root, path)?;
-    let superblock = Superblock::new();
-    write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
-    Ok(superblock)
+    let text = Superblock::new().encode();
+    write_root_file(root, layout::SUPERBLOCK, text.as_bytes())?;
+    Ok(text)
 }
 
 fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {

@@ -236,7 +236,10 @@ impl Store {
         if linked.is_err() {
             // Its directory was removed meanwhile: the value has no place.
             self.index.lock().abandon(staged.node);
-            self.delete_record(&home, &place)?;
+            if let Err(e) = self.delete_record(&home, &place) {
+                self.doubted.store(true, Ordering::Relaxed);
+                return Err(e);
+            }
         }
         let replaced = linked?;
         self.counters.publications.fetch_add(1, Ordering::Relaxed);

@@ -15,9 +15,12 @@ use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 
+mod checkpoint;
 mod collision;
 #[cfg(feature = "failpoints")]
 mod crash;
+#[cfg(feature = "failpoints")]
+mod gate;
 mod model;
 mod races;
 mod recovery;
