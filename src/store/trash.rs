@@ -21,7 +21,7 @@ use crate::scope::{Generation, Scope};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trashed {
     /// The removal that took it.
-    generation: Generation,
+    pub(super) generation: Generation,
     pub(super) tenant: Tenant,
     pub(super) epoch: Epoch,
     name: String,

@@ -435,6 +435,15 @@ fn epoch_directories_are_judged_by_the_markers() {
     let refused = open_store(&bench.root(), &StoreSettings::default()).unwrap_err();
     assert_eq!(refused.kind(), Kind::Corrupt);
     assert!(refused.to_string().contains("data/t/a/5"), "{refused}");
+    // A removal that nobody knows any more has left this: what it has yet to delete would be its last trace.
+    std::fs::remove_dir(bench.root().join("data/t/a/5")).unwrap();
+    let forgotten = bench.root().join("data/.trash/6");
+    std::fs::create_dir(&forgotten).unwrap();
+    std::fs::rename(&saved, forgotten.join("a@4.1")).unwrap();
+    let refused = open_store(&bench.root(), &StoreSettings::default()).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Corrupt);
+    assert!(refused.to_string().contains("data/.trash/6/a@4.1"), "{refused}");
+    assert_eq!(names_in(&forgotten), ["a@4.1"], "nothing was deleted");
 }
 
 /// Others find room at once, also where the quota was full of what is being removed.
