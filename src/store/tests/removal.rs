@@ -472,6 +472,7 @@ fn modes_of_what_is_made_are_private() {
     let mode = |path: &str| bench.root().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("data/t/a/1"), 0o700);
     assert_eq!(mode("data/.trash"), 0o700);
+    assert_eq!(mode(""), 0o700, "the store's own directory keeps everybody else out");
 }
 
 /// Nothing is deleted to make room for what a removal must keep: it fails, says so, and can be repeated.
