@@ -1,7 +1,9 @@
 //! The store's own directory: what stands there that is not ours, what was damaged, what cannot be a store.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::process::Command;
 
 use crate::harness::{Builder, can_mount, each, fencefs, run};
@@ -187,4 +189,20 @@ fn empty_shards_go_at_the_next_walk() {
         )
         .ok();
     });
+}
+
+/// The daemon's umask is nobody's: a store that is made, and what leads to it, have modes of their own.
+#[test]
+fn a_new_store_is_its_daemons_alone() {
+    if !can_mount() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let (store, mnt) = (root.path().join("deep/er/store"), root.path().join("mnt"));
+    fs::create_dir(&mnt).unwrap();
+    fencefs([OsStr::new("mount"), store.as_os_str(), mnt.as_os_str()]).ok();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let modes = [mode(&root.path().join("deep")), mode(&root.path().join("deep/er")), mode(&store)];
+    fencefs([OsStr::new("umount"), mnt.as_os_str()]).ok();
+    assert_eq!(modes, [0o755, 0o755, 0o700]);
 }

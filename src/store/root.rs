@@ -3,6 +3,8 @@
 //! INVARIANT: the format file comes first, then the ledger, then the managed data; so where data is, a ledger was, and
 //! one that is missing or damaged is never made anew: it says what was removed.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,8 +33,7 @@ pub struct StoreRoot {
 impl StoreRoot {
     /// Creates or takes over the store at `root`. Nothing of its data is touched.
     pub fn lock(root: &Path) -> Result<StoreRoot> {
-        std::fs::create_dir_all(root)
-            .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
+        make_root(root).map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
         let path = root
             .canonicalize()
             .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
@@ -128,6 +129,18 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
     std::io::Write::write_all(&mut &file, format!("{}\n", std::process::id()).as_bytes())
         .map_err(|e| Error::os("cannot write the lock file", e))?;
     Ok(file)
+}
+
+/// The directory of a new store is its daemon's alone: everybody else comes through the mount. One that is there keeps
+/// its mode. The daemon's umask says nothing, so modes are spelled out.
+fn make_root(root: &Path) -> std::io::Result<()> {
+    if let Some(above) = root.parent().filter(|p| !p.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o755).create(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(root) {
+        Err(_) if root.is_dir() => Ok(()),
+        done => done,
+    }
 }
 
 /// Before anything there is touched, the lock file included.

@@ -36,6 +36,17 @@ pub struct Home {
     pub durable_shards: Mutex<HashSet<u16>>,
 }
 
+fn older_than_the_data(path: &str, known: Epoch) -> Error {
+    Error::new(
+        Kind::Corrupt,
+        format!(
+            "{path} is of a removal that {} does not know (it knows {known}): the file is older than the data; \
+             restore the newest one",
+            layout::LEDGER
+        ),
+    )
+}
+
 pub(super) fn dir_attr(a: &Attr) -> DirAttr {
     DirAttr { mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, atime: a.atime, mtime: a.mtime, ctime: a.ctime }
 }
@@ -43,6 +54,7 @@ pub(super) fn dir_attr(a: &Attr) -> DirAttr {
 impl Store {
     /// Takes over the tenants that are on disk, and makes `default`. Names that are no tenants are left alone.
     pub(super) fn load_tenants(&self) -> Result<()> {
+        self.judge_trash()?;
         for entry in self.tenants_dir.entries()? {
             let shown = entry.name.escape_ascii().to_string();
             match Tenant::new(&entry.name) {
@@ -114,18 +126,24 @@ impl Store {
                 continue;
             };
             if found > epoch {
-                return Err(Error::new(
-                    Kind::Corrupt,
-                    format!(
-                        "data/t/{tenant}/{found} is of a removal that {} does not know (it knows {epoch}): the file is \
-                         older than the data; restore the newest one",
-                        layout::LEDGER
-                    ),
-                ));
+                return Err(older_than_the_data(&format!("data/t/{tenant}/{found}"), epoch));
             }
             if found < epoch && !is_pending {
                 log::info!("data/t/{tenant}/{found} is below the applied generation {epoch} and is deleted");
                 self.move_to_trash(top, tenant, found, Generation(epoch.0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands in the trash was put there by a removal that is applied, or pending. One that is neither was
+    /// forgotten together with what it still has to delete.
+    fn judge_trash(&self) -> Result<()> {
+        for trashed in self.list_trash()? {
+            let applied = self.root.storage.applied().epoch_of(&trashed.tenant);
+            let known = self.scopes.lock().epoch_of(&trashed.tenant).map_or(applied, |e| e.max(applied));
+            if known < trashed.generation.into() {
+                return Err(older_than_the_data(&trashed.shown(), known));
             }
         }
         Ok(())

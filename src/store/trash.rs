@@ -21,7 +21,7 @@ use crate::scope::{Generation, Scope};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trashed {
     /// The removal that took it.
-    generation: Generation,
+    pub(super) generation: Generation,
     pub(super) tenant: Tenant,
     pub(super) epoch: Epoch,
     name: String,
@@ -148,10 +148,17 @@ impl Store {
         generation: Generation,
     ) -> Result<()> {
         step!("removal.trash");
-        let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
-        top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
-            .map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+        let moved = || {
+            let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
+            top.rename(epoch.to_string(), &into, &name, RenameHow::NoReplace)
+        };
+        let done = match moved() {
+            // Somebody who emptied the generation's directory removed it meanwhile.
+            Err(e) if e.kind() == Kind::NotFound => moved(),
+            done => done,
+        };
+        done.map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
     }
 
     /// What is in the trash of a scope and older than `generation`.
