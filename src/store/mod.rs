@@ -20,6 +20,7 @@ use object::Place;
 pub mod edit;
 pub mod evict;
 pub mod fence;
+mod hidden;
 pub mod index;
 pub mod names;
 pub mod node;
@@ -34,6 +35,7 @@ pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
+pub mod unspelled;
 pub mod writer;
 
 pub use edit::SetAttr;

@@ -348,6 +348,8 @@ impl Store {
         if let Some(blocks) = blocks {
             index.set_blocks(id, blocks)?;
         }
+        drop(index);
+        self.tell_moved(replaced, to.0);
         self.counters.renames.fetch_add(1, Ordering::Relaxed);
         synced.map(|()| replaced)
     }

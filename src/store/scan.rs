@@ -143,36 +143,25 @@ impl Store {
             (is_value, cold, s.attr.ctime)
         });
         let mut index = self.index.lock();
+        // Every directory that a key implies comes before any value, so that it is always the value of a key that is
+        // also a directory which no path spells, whatever the order.
+        let mut values = Vec::new();
         for (home, seen) in rows {
-            let Some(path) = seen.key.path() else {
-                log::warn!(
-                    "the key {} of tenant {} is spelled by no path and stays out of the tree",
-                    seen.key,
-                    home.tenant
-                );
-                continue;
-            };
-            let mut at = index.tenants[home.number as usize].node;
-            let mut parts = path.peekable();
-            let mut placed = true;
-            while let Some(part) = parts.next() {
-                let last = parts.peek().is_none();
-                match (index.child(at, part), last) {
-                    (Some(id), false) if index.at(id.slot()).dir.is_some() => at = id,
-                    (Some(_), _) => {
-                        placed = false;
-                        break;
-                    }
-                    (None, false) => at = implied_dir(&mut index, at, part, home.number)?,
-                    (None, true) => place(&mut index, at, part, home.number, &seen)?,
-                }
+            if let Some(parent) = place_directories(&mut index, &home, &seen)? {
+                values.push((parent, seen));
             }
-            if !placed {
-                log::warn!(
-                    "the key {} of tenant {} is also a directory of others and stays out of the tree",
-                    seen.key,
-                    home.tenant
-                );
+        }
+        for (parent, seen) in values {
+            let number = index.tenant_of(parent)?.home.number;
+            let unspelled = index.tenants[number as usize].unspelled;
+            let name = match seen.key.path().and_then(Iterator::last) {
+                Some(name) if parent != unspelled => name,
+                _ => seen.key.as_bytes(),
+            };
+            if index.entry(parent.slot(), name).is_none() {
+                place(&mut index, parent, name, number, &seen)?;
+            } else {
+                place(&mut index, unspelled, seen.key.as_bytes(), number, &seen)?;
             }
         }
         Ok(())
@@ -229,6 +218,33 @@ const ORDER_MAGIC: &[u8] = b"FENCEFS-ORDER-1\n";
 fn stranger(home: &Home, at: &str, name: &[u8]) {
     let name = name.escape_ascii();
     log::warn!("data/t/{}/{}/{at}/{name} is no record; it is left where it is", home.tenant, home.epoch);
+}
+
+/// Makes the directories that a record is or implies; of a value, where it belongs.
+fn place_directories(index: &mut super::index::Index, home: &Home, seen: &Seen) -> Result<Option<NodeId>> {
+    let is_value = seen.kind != RecordKind::Directory;
+    let tenant = &index.tenants[home.number as usize];
+    let (mut at, unspelled) = (tenant.node, tenant.unspelled);
+    let Some(path) = seen.key.path() else {
+        if !is_value {
+            log::warn!(
+                "no path spells the directory {} of tenant {}: it is not shown",
+                seen.key,
+                home.tenant
+            );
+        }
+        return Ok(is_value.then_some(unspelled));
+    };
+    let mut parts = path.peekable();
+    while let Some(part) = parts.next() {
+        match (index.entry(at.slot(), part), parts.peek().is_none()) {
+            (_, true) if is_value => {}
+            (Some(id), _) => at = id,
+            (None, false) => at = implied_dir(index, at, part, home.number)?,
+            (None, true) => place(index, at, part, home.number, seen)?,
+        }
+    }
+    Ok(is_value.then_some(at))
 }
 
 /// A directory that no record keeps: it exists because keys below it do.
