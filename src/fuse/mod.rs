@@ -6,6 +6,7 @@
 
 mod acl;
 mod attr;
+mod by_key;
 mod dirs;
 mod events;
 mod files;
