@@ -354,13 +354,14 @@ fn a_removal_takes_them_and_no_other_tenants() {
         b.run("K = M + '/.fencefs/by-key/'; f = open(K + 'last%2F', 'rb')");
         b.run("[os.stat(K + n) for n in os.listdir(K)] and None");
         b.run("w = open(K + 'late%2F%2Fr', 'wb', 0); w.write(b'late') and None");
-        let mnt = m.mnt.to_str().unwrap();
-        fencefs(["remove-all", mnt, "--tenant", "default"]).ok();
+        let mnt = m.mnt.to_str().unwrap().to_owned();
+        fencefs(["remove-all", &mnt, "--tenant", "default"]).ok();
         assert_eq!(listed(m), [""; 0]);
         for (_, name) in UNSPELLABLE.into_iter().chain(SPELLED) {
             assert_eq!(b.error(&format!("os.stat(K + '{name}')")), "ENOENT", "{name}");
         }
         assert_eq!(b.text("f.read()"), "value of last/");
+        b.run("f.close()");
         assert_eq!(b.error("w.close()"), "ESTALE");
         assert_eq!(m.status_number("keys"), 1);
         assert_eq!(m.records().len(), 1);
@@ -376,7 +377,7 @@ fn a_removal_takes_them_and_no_other_tenants() {
         assert_eq!(rustix::fs::rmdir(m.mnt.join("b")), Err(Errno::NOTEMPTY));
         fs::remove_file(of_b).unwrap();
         rustix::fs::rmdir(m.mnt.join("b")).unwrap();
-        fencefs(["remove-all", mnt, "--global"]).ok();
+        fencefs(["remove-all", &mnt, "--global"]).ok();
         assert_eq!((listed(m).len(), m.status_number("keys")), (0, 0));
     });
 }
@@ -393,21 +394,35 @@ fn permissions_are_those_of_the_path() {
         assert_eq!(nobody.text("read(K + 'a%2F%2Fb')"), "value of a//b");
         assert_eq!(nobody.error("read(K + 'private%2Fk')"), "EACCES");
         assert_eq!(nobody.text("read(K + 'shared%2Fk')"), "secret\n");
-        for attempt in [
-            "write(K + 'private%2Fnew', b'')",
-            "os.unlink(K + 'private%2Fk')",
-            "write(K + 'x%2F%2Fy', b'')",
-            "os.unlink(K + 'a%2F%2Fb')",
-            "write(K + 'dir%2Fnew', b'')",
-        ] {
+        // Whoever may not write to the tenant's directory changes nothing here.
+        for attempt in
+            ["write(K + 'x%2F%2Fy', b'')", "os.unlink(K + 'a%2F%2Fb')", "os.unlink(K + 'shared%2Fk')"]
+        {
             assert_eq!(nobody.error(attempt), "EACCES", "{attempt}");
         }
-        assert_eq!(nobody.error("os.unlink(K + 'shared%2Fk')"), "EPERM");
-        nobody.run("write(K + 'shared%2Fmine', b'm'); os.unlink(K + 'shared%2Fmine')");
         m.shell("chmod 777 $M").ok();
+        for (attempt, expected) in [
+            ("write(K + 'private%2Fnew', b'')", "EACCES"),
+            ("os.unlink(K + 'private%2Fk')", "EACCES"),
+            ("write(K + 'dir%2Fnew', b'')", "EACCES"),
+            ("os.unlink(K + 'dir%2Fk')", "EACCES"),
+            ("os.unlink(K + 'shared%2Fk')", "EPERM"),
+        ] {
+            assert_eq!(nobody.error(attempt), expected, "{attempt}");
+        }
+        nobody.run("write(K + 'shared%2Fmine', b'm'); os.unlink(K + 'shared%2Fmine')");
         nobody.run("write(K + 'x%2F%2Fy', b'mine')");
         assert_eq!(fs::metadata(by_key(m, "x%2F%2Fy")).unwrap().uid(), 65534);
         nobody.run("os.unlink(K + 'x%2F%2Fy')");
+        // An ACL is the kernel's to judge, on the path.
+        let entries =
+            [(1u16, 7u16, u32::MAX), (2, 0, 65534), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
+        let mut acl = 2u32.to_le_bytes().to_vec();
+        for (tag, perm, id) in entries {
+            acl.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
+        }
+        setxattr(m.key("shared"), "system.posix_acl_access", &acl, XattrFlags::empty()).unwrap();
+        assert_eq!(nobody.error("read(K + 'shared%2Fk')"), "EACCES");
         m.shell("chmod 700 $M").ok();
         assert_eq!(nobody.error("read(K + 'a%2F%2Fb')"), "EACCES");
         m.shell("chmod 755 $M").ok();
@@ -451,6 +466,27 @@ fn many_are_listed_once_each_while_others_go() {
         assert_eq!(listed(m).len(), 1400);
         m.shell("rm $M/.fencefs/by-key/*").ok();
         assert_eq!(listed(m).len(), 0);
+    });
+}
+
+/// A rename between the two directories holds both locks in the kernel, an unlink by key the one while it tells of the
+/// other: neither may wait for the other.
+#[test]
+fn changes_by_key_and_renames_out_of_it_wait_for_nobody() {
+    each(|m| {
+        fs::create_dir(m.key("d")).unwrap();
+        let (mut a, mut b) = (m.peer(), m.peer());
+        for peer in [&mut a, &mut b] {
+            peer.run("K = M + '/.fencefs/by-key/'; D = M + '/d/'");
+        }
+        a.begin(
+            "for i in range(400): write(K + 'd%2Fk', b'v'); os.path.exists(D + 'k'); os.unlink(K + 'd%2Fk')",
+        );
+        b.begin("for i in range(400): write(D + 'x', b'v'); os.rename(D + 'x', K + 'x%2F%2Fy'); os.rename(K + 'x%2F%2Fy', D + 'z')");
+        assert!(a.finish().get("ok").is_some());
+        assert!(b.finish().get("ok").is_some());
+        assert!(!m.key("d/k").exists() && m.key("d/z").exists());
+        assert_eq!(m.status_number("keys"), 1);
     });
 }
 
