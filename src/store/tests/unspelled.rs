@@ -149,7 +149,7 @@ fn they_are_made_replaced_and_unlinked_by_key() {
         assert_eq!(bench.unlink(dir, &name).unwrap_err().kind(), Kind::NotFound);
     }
     assert_eq!(bench.usage(None), (0, 0, bench.usage(None).2));
-    assert_eq!(records(&bench.root()), [PathBuf::new(); 0]);
+    assert!(records(&bench.root()).is_empty());
     bench.sound();
 }
 
