@@ -66,7 +66,8 @@ pub struct DirectoryPart {
 /// A directory, value or symlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The directory that it is in: the tenants count from 0, the directories follow in their order.
+    /// The directory that it is in: the tenants count from 0, then their directories of keys that no path spells, then
+    /// the directories among the entries, in their order.
     pub parent: u32,
     /// Its name there.
     pub name: &'a [u8],

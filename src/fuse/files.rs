@@ -10,6 +10,7 @@ use fuser::{
 };
 
 use super::Fs;
+use super::by_key::Named;
 use super::opens::{Handle, OpenNode, Writing};
 use super::parked::Change;
 use super::publish::Stale;
@@ -102,7 +103,10 @@ impl Fs {
     /// Whether a request on a directory's names may wait: it holds the directory's lock in the kernel meanwhile, and
     /// with the root's it would be in every tenant's way.
     pub(super) fn may_wait_in(&self, dir: INodeNo) -> bool {
-        self.node(dir).is_ok_and(|id| id != ROOT)
+        match self.inode(dir) {
+            Inode::Node(id) => id != ROOT,
+            Inode::Virtual(v) => v.is_by_key(),
+        }
     }
 
     /// Registers a file with the kernel for passthrough. Where that fails, the daemon copies from then on.
@@ -152,9 +156,7 @@ impl Fs {
         reply: ReplyCreate,
     ) {
         let run = move |fs: &Arc<Fs>, reply: &OpenReply, [name]: [&[u8]; 1]| {
-            let parent = fs.node(parent)?;
-            fs.unreserved(parent, name)?;
-            fs.create_in(who, parent, name, mode, flags, reply)
+            fs.create_in(who, &fs.named(who, parent, name)?, mode, flags, reply)
         };
         let change = Change {
             waits: self.may_wait_in(parent),
@@ -169,12 +171,12 @@ impl Fs {
     fn create_in(
         self: &Arc<Self>,
         who: Caller,
-        parent: NodeId,
-        name: &[u8],
+        named: &Named<'_>,
         (mode, umask): (u32, u32),
         flags: i32,
         reply: &OpenReply,
     ) -> Result<Opened> {
+        let (parent, name) = (named.dir, &*named.name);
         let creating = self.opens.creating(parent, name);
         let existing = self.store.child(parent, name);
         if flags & libc::O_EXCL != 0 && (existing.is_some() || !creating.is_empty()) {
@@ -196,6 +198,7 @@ impl Fs {
             // Nothing can be written through it: the value is empty, and whole.
             self.store.publish(&mut staged, false)?;
             self.listing_changed(parent);
+            self.entry_appeared(named);
             self.store.retain(node)?;
             let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
             return opened.inspect_err(|_| self.store.release(node, 1));
@@ -204,6 +207,7 @@ impl Fs {
         let attr = os::stat(&**staged.file())?;
         self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
+        writing.by_key.store(named.by_key, Ordering::Relaxed);
         let file = Arc::clone(&writing.file);
         let home = Arc::clone(&writing.home);
         let fresh = OpenNode::new(node, home, Arc::clone(&file), backing, Some(Arc::clone(&writing)));

@@ -46,6 +46,8 @@ pub(super) struct Writing {
     redirected_by: Mutex<Option<String>>,
     /// It was created for reading and writing, as lock files are.
     read_write: bool,
+    /// It was created below `by-key`: the kernel does not know of the entry that it becomes.
+    pub(super) by_key: AtomicBool,
 }
 
 impl Writing {
@@ -61,6 +63,7 @@ impl Writing {
             flushed_empty: AtomicBool::new(false),
             redirected_by: Mutex::new(None),
             read_write: flags & libc::O_ACCMODE == libc::O_RDWR,
+            by_key: AtomicBool::new(false),
         })
     }
 

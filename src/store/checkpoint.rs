@@ -215,6 +215,7 @@ impl Store {
         }
         let mut writer = Writer::new(&self.head(stop), &parts);
         let mut dirs: Vec<NodeId> = tops.iter().map(|(node, _)| *node).collect();
+        dirs.extend(tops.iter().map(|(_, home)| index.tenants[home.number as usize].unspelled));
         let mut numbers: HashMap<Slot, u32> = dirs.iter().map(|d| d.slot()).zip(0..).collect();
         let mut at = 0;
         while let Some(&dir) = dirs.get(at) {
@@ -283,15 +284,17 @@ fn place_all(
 ) -> Result<()> {
     let top = |part: &TenantPart| {
         let top = tops.iter().find(|(_, home)| home.tenant == part.tenant);
-        top.map(|(node, _)| *node).ok_or_else(|| unusable("it names an unknown tenant"))
+        top.ok_or_else(|| unusable("it names an unknown tenant"))
     };
-    let mut dirs: Vec<NodeId> = found.tenants.iter().map(top).collect::<Result<_>>()?;
+    let found_tops = found.tenants.iter().map(top).collect::<Result<Vec<_>>>()?;
+    let mut dirs: Vec<NodeId> = found_tops.iter().map(|(node, _)| *node).collect();
+    dirs.extend(found_tops.iter().map(|(_, home)| index.tenants[home.number as usize].unspelled));
     index.reserve(found.entries as usize);
     for (entry, count) in found.entries().zip(1..) {
         let entry = entry?;
         let parent = dirs.get(entry.parent as usize).copied();
         let parent = parent.ok_or_else(|| unusable("an entry of it is in no directory"))?;
-        if index.child(parent, entry.name).is_some() {
+        if index.entry(parent.slot(), entry.name).is_some() {
             return Err(unusable("it has a name twice"));
         }
         let moment = |(sec, nsec): Moment| Timespec { sec, nsec };
@@ -321,7 +324,8 @@ fn place_all(
 /// Takes everything below the tenants out of the index again.
 fn take_all_out(index: &mut Index) -> Result<()> {
     // Nothing has been freed yet, so children have higher slots than their directories.
-    let mut slots: Vec<Slot> = index.linked_slots().filter(|s| !index.is_tenant_dir(*s)).collect();
+    let stays = |s: &Slot| index.is_tenant_dir(*s) || index.is_unspelled(*s);
+    let mut slots: Vec<Slot> = index.linked_slots().filter(|s| !stays(s)).collect();
     slots.reverse();
     let tops: Vec<(NodeId, DirAttr, bool)> = {
         let tenants = index.children(ROOT, usize::MAX).into_iter();

@@ -114,47 +114,63 @@ impl Store {
         let mut index = self.index.lock();
         index.reserve(dirs.len() + values.len());
         for (batch, (row, attr)) in dirs {
-            place(&mut index, batch, row, Some(*attr))?;
+            let key = Key::new(batch.key(row))?;
+            if directory_of(&mut index, batch, &key, Some((row, *attr)))?.is_none() {
+                log::warn!(
+                    "no path spells the directory {key} of tenant {}: it is not shown",
+                    batch.home.tenant
+                );
+            }
+        }
+        // Every directory that a key implies comes before any value: of a key that is also a directory it is always the
+        // value that no path spells, whatever the order.
+        for &(batch, n) in &values {
+            let batch = &batches[batch as usize];
+            directory_of(&mut index, batch, &Key::new(batch.key(&batch.values[n as usize]))?, None)?;
         }
         for (batch, n) in values {
             let batch = &batches[batch as usize];
-            place(&mut index, batch, &batch.values[n as usize], None)?;
+            place(&mut index, batch, &batch.values[n as usize])?;
         }
         Ok(())
     }
 }
 
-fn place(index: &mut Index, batch: &Batch, row: &Row, attr: Option<DirAttr>) -> Result<()> {
-    let (home, key) = (&batch.home, Key::new(batch.key(row))?);
-    let out = |why: &str| {
-        log::warn!("the key {key} of tenant {} is {why} and stays out of the tree", home.tenant);
-    };
-    let Some(path) = key.path() else {
-        out("spelled by no path");
-        return Ok(());
-    };
-    let mut at = index.tenants[home.number as usize].node;
+/// The directory that a key stands in, or, of a directory's own record, that directory; made where it is missing. None
+/// where no path spells the key.
+fn directory_of(
+    index: &mut Index,
+    batch: &Batch,
+    key: &Key,
+    own: Option<(&Row, DirAttr)>,
+) -> Result<Option<NodeId>> {
+    let Some(path) = key.path() else { return Ok(None) };
+    let mut at = index.tenants[batch.home.number as usize].node;
     let mut parts = path.peekable();
     while let Some(part) = parts.next() {
-        let last = parts.peek().is_none();
-        match (index.child(at, part), last) {
-            (Some(id), false) if index.at(id.slot()).dir.is_some() => at = id,
-            (Some(_), _) => {
-                out("also a directory of others");
-                return Ok(());
-            }
-            (None, false) => at = implied_dir(index, at, part)?,
-            (None, true) => {
-                let dir = attr.map(|a| Directory::new(a, true));
-                link(
-                    index,
-                    at,
-                    part,
-                    &Recovered { kind: row.kind, pinned: row.pinned, blocks: row.blocks },
-                    dir,
-                )?;
+        match (index.entry(at.slot(), part), parts.peek().is_none(), &own) {
+            (_, true, None) => {}
+            (Some(id), _, _) => at = id,
+            (None, false, _) => at = implied_dir(index, at, part)?,
+            (None, true, Some((row, attr))) => {
+                let what = Recovered { kind: row.kind, pinned: row.pinned, blocks: row.blocks };
+                at = link(index, at, part, &what, Some(Directory::new(*attr, true)))?;
             }
         }
+    }
+    Ok(Some(at))
+}
+
+fn place(index: &mut Index, batch: &Batch, row: &Row) -> Result<()> {
+    let key = Key::new(batch.key(row))?;
+    let unspelled = index.tenants[batch.home.number as usize].unspelled;
+    let what = Recovered { kind: row.kind, pinned: row.pinned, blocks: row.blocks };
+    let name = key.path().and_then(Iterator::last);
+    match (directory_of(index, batch, &key, None)?, name) {
+        (Some(parent), Some(name)) if index.entry(parent.slot(), name).is_none() => {
+            link(index, parent, name, &what, None)?;
+        }
+        _ => drop(link(index, unspelled, key.as_bytes(), &what, None)?),
     }
     Ok(())
 }

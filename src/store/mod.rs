@@ -22,6 +22,7 @@ pub mod edit;
 pub mod evict;
 pub mod fence;
 mod fill;
+mod hidden;
 pub mod index;
 pub mod names;
 pub mod node;
@@ -36,6 +37,7 @@ pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
+pub mod unspelled;
 pub mod writer;
 
 pub use edit::SetAttr;

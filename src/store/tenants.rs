@@ -100,9 +100,11 @@ impl Store {
         let name = tenant.as_str().as_bytes();
         let node =
             index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
+        let unspelled = index.add_unspelled(number, attr)?;
         index.tenants.push(super::index::TenantEntry {
             home,
             node,
+            unspelled,
             usage: Default::default(),
             hidden: Default::default(),
             pinned_bytes: 0,
@@ -172,21 +174,22 @@ impl Store {
         let (node, home) = {
             let index = self.index.lock();
             let node = index.child(ROOT, name).ok_or_else(|| Error::new(Kind::NotFound, "no such tenant"))?;
-            if !index.dir(node)?.children.is_empty() {
+            let home = Arc::clone(&index.tenant_of(node)?.home);
+            if !index.is_empty(home.number) {
                 return Err(Error::new(Kind::NotEmpty, "the tenant holds keys"));
             }
-            (node, Arc::clone(&index.tenant_of(node)?.home))
+            (node, home)
         };
         home.fence.hold()?;
-        let emptied = self.index.lock().dir(node).map(|d| d.children.is_empty());
+        let emptied = self.index.lock().is_empty(home.number);
         let result = match emptied {
-            Ok(true) => self.drop_tenant_dirs(&home).and_then(|()| {
+            true => self.drop_tenant_dirs(&home).and_then(|()| {
                 let mut index = self.index.lock();
                 index.tenants[home.number as usize].live = false;
+                index.drop_unspelled(home.number);
                 index.unlink(node, Timespec::now())
             }),
-            Ok(false) => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
-            Err(e) => Err(e),
+            false => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
         };
         match &result {
             // A writer that was admitted before finds its epoch gone, not merely closed.
@@ -277,20 +280,6 @@ impl Store {
     /// The directory node of the tenant in this slot.
     pub fn node_in_slot(&self, slot: u32) -> Result<NodeId> {
         self.tenant_in_slot(slot).and_then(|t| self.tenant_node(&t))
-    }
-
-    /// The node of a key, where a path spells it.
-    pub fn find_key(&self, tenant: &Tenant, key: &crate::key::Key) -> Result<Option<NodeId>> {
-        let mut at = self.tenant_node(tenant)?;
-        let Some(path) = key.path() else { return Ok(None) };
-        let index = self.index.lock();
-        for part in path {
-            match index.child(at, part) {
-                Some(id) => at = id,
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(at))
     }
 
     /// A tenant's own quota.

@@ -288,7 +288,9 @@ impl Store {
             index.dir_mut(staged.node)?.recorded = true;
         }
         let over = self.over_high(&index);
+        let parent = index.parent_of(index.at(staged.node.slot()));
         drop(index);
+        self.tell_moved(replaced, parent);
         if over {
             self.wake_keeper();
         }

@@ -30,6 +30,7 @@ mod removal;
 mod removal_steps;
 mod renames;
 mod room;
+mod unspelled;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
 static GLOBAL: Mutex<()> = Mutex::new(());
