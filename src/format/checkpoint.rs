@@ -6,6 +6,8 @@
 //!
 //! [`Checkpoint::decode`] accepts what [`Writer`] writes and nothing else.
 
+use std::ops::Range;
+
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -202,9 +204,24 @@ fn directory_of(rest: &mut &[u8], recorded: bool) -> Result<DirectoryPart> {
     Ok(DirectoryPart { recorded, mode, uid, gid, times })
 }
 
-fn entry_of<'a>(rest: &mut &'a [u8], directories: &mut u32) -> Result<Entry<'a>> {
+/// What the entries' directories are numbered by, as far as they have come.
+#[derive(Debug, Clone)]
+struct Directories {
+    /// Those whose names are whole keys: behind the tenants, as many.
+    unspelled: Range<u32>,
+    count: u32,
+}
+
+impl Directories {
+    fn of(tenants: &[TenantPart]) -> Directories {
+        let n = tenants.len() as u32;
+        Directories { unspelled: n..n.saturating_mul(2), count: n.saturating_mul(2) }
+    }
+}
+
+fn entry_of<'a>(rest: &mut &'a [u8], directories: &mut Directories) -> Result<Entry<'a>> {
     let parent = u32_of(rest)?;
-    if parent >= *directories {
+    if parent >= directories.count {
         return Err(bad("an entry of it is in no directory"));
     }
     let [kind, flags] = array(rest)?;
@@ -222,14 +239,17 @@ fn entry_of<'a>(rest: &mut &'a [u8], directories: &mut u32) -> Result<Entry<'a>>
     let blocks = u64_of(rest)?;
     let directory = if is_dir { Some(directory_of(rest, flags & RECORDED != 0)?) } else { None };
     let name = take(rest, length.into())?;
-    if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, 0 | b'/')) {
+    let is_whole_key = directories.unspelled.contains(&parent) && !is_dir;
+    let is_no_name = matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, 0 | b'/'));
+    if is_no_name && !is_whole_key {
         return Err(bad("an entry of it has a name that is none"));
     }
     if blocks > u64::MAX / 512 / (1 << 20) {
         return Err(bad("an entry of it is larger than any file"));
     }
     if is_dir {
-        *directories = directories.checked_add(1).ok_or_else(|| bad("it has too many directories"))?;
+        let count = directories.count.checked_add(1);
+        directories.count = count.ok_or_else(|| bad("it has too many directories"))?;
     }
     Ok(Entry { parent, name, kind, pinned: flags & PINNED != 0, blocks, directory })
 }
@@ -256,7 +276,7 @@ impl<'a> Checkpoint<'a> {
         let entries = u64_of(&mut rest)?;
         let tenants: Vec<_> = (0..tenants).map(|_| tenant_of(&mut rest)).collect::<Result<_>>()?;
         let found = Checkpoint { head, tenants, entries, rest };
-        let mut directories = found.tenants.len() as u32;
+        let mut directories = Directories::of(&found.tenants);
         for _ in 0..entries {
             entry_of(&mut rest, &mut directories)?;
         }
@@ -265,7 +285,7 @@ impl<'a> Checkpoint<'a> {
 
     /// The entries, in their order.
     pub fn entries(&self) -> impl Iterator<Item = Result<Entry<'a>>> + use<'a> {
-        let (mut rest, mut directories) = (self.rest, self.tenants.len() as u32);
+        let (mut rest, mut directories) = (self.rest, Directories::of(&self.tenants));
         (0..self.entries).map(move |_| entry_of(&mut rest, &mut directories))
     }
 }
@@ -356,11 +376,14 @@ mod tests {
                 }
             }
         }
-        let bad_parent = Entry { parent: 2, ..entries[0] };
+        let bad_parent = Entry { parent: 2 * tenants.len() as u32, ..entries[0] };
         assert!(Checkpoint::decode(&sealed(&head, &tenants, &[bad_parent])).is_err());
         for name in [&b""[..], b".", b"..", b"a/b", b"a\0"] {
             let nameless = Entry { name, ..entries[2] };
             assert!(Checkpoint::decode(&sealed(&head, &tenants, &[nameless])).is_err(), "{name:?}");
+            let parent = tenants.len() as u32;
+            let value = Entry { name, parent, kind: RecordKind::File, directory: None, ..entries[2] };
+            assert!(Checkpoint::decode(&sealed(&head, &tenants, &[value])).is_ok(), "the whole key {name:?}");
         }
     }
 }

@@ -41,6 +41,7 @@ fn state(store: &Store) -> (Vec<(String, Key)>, Vec<String>, u64, u64) {
     let order = index.policy.order().into_iter().map(named).collect();
     let mut dirs: Vec<String> = index
         .linked_slots()
+        .filter(|s| !index.is_unspelled(*s))
         .filter_map(|s| {
             let (node, dir) = (index.at(s), index.at(s).dir.as_ref()?);
             let mode = (dir.attr.mode, dir.attr.uid, dir.attr.mtime, dir.recorded, dir.subdirs);

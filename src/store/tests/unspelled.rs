@@ -290,6 +290,8 @@ fn the_eviction_order_outlasts_a_clean_stop() {
     let mut bench = imported(StoreSettings::default(), &[b"/1", b"/2", b"/3"]);
     assert_eq!(get(&bench, b"/1").unwrap(), b"value of /1");
     bench.close_and_reopen();
+    assert_eq!(bench.counters.scanned.load(std::sync::atomic::Ordering::Relaxed), 0, "as the stop left them");
+    assert_eq!(unspelled(&bench), sorted(&[b"/1", b"/2", b"/3"]));
     let index = bench.index.lock();
     let order: Vec<_> = index.policy.order().into_iter().map(|s| index.key_of(s).unwrap()).collect();
     assert_eq!(order.len(), 3);
