@@ -273,14 +273,16 @@ fn settings_may_change_between_mounts() {
 #[cfg(feature = "failpoints")]
 fn a_daemon_killed_in_the_kernels_arms_holds_nobody() {
     // The fence closes, and stays closed: first the trash fails, until a program waits at it, later the deletion.
-    let steps = "removal.trash=5*return->off;removal.delete=return";
+    let steps = "removal.trash=7*return->off;removal.delete=return";
     each_with(
         |b: Builder| b.env("FAILPOINTS", steps).arg("--fence-wait=10min"),
         |m| {
             m.shell("echo value > $M/k; cat $M/k").ok();
+            let mut creator = m.peer();
+            // Held open, so that it is still known when the tenant's own entry has been forgotten.
+            creator.run("fd = os.open(M + '/k', os.O_RDONLY)");
             m.control("remove-all tenant=default").0.unwrap();
             // Keeps the directory locked in the kernel, which the notice that `k` is gone then waits for.
-            let mut creator = m.peer();
             creator.begin("os.open(M + '/new', os.O_CREAT | os.O_WRONLY)");
             let daemon = m.pid();
             let is_stuck = || {
