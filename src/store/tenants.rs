@@ -72,10 +72,8 @@ impl Store {
 
     fn adopt_tenant(&self, tenant: &Tenant) -> Result<NodeId> {
         let top = self.tenants_dir.open_dir(tenant.as_str())?;
-        let (applied, pending) =
-            (self.root.storage.applied().epoch_of(tenant), self.scopes.lock().epoch_of(tenant));
-        let epoch = pending.unwrap_or(applied).max(applied);
-        self.judge_epochs(tenant, &top, epoch, pending.is_some())?;
+        let (epoch, is_pending) = self.known_epoch(tenant);
+        self.judge_epochs(tenant, &top, epoch, is_pending)?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
         if self.durable() {
             top.sync()?;
@@ -94,7 +92,7 @@ impl Store {
             fence: Fence::new(epoch),
             durable_shards: Mutex::default(),
         });
-        if pending.is_some() {
+        if is_pending {
             home.fence.close(epoch);
         }
         let name = tenant.as_str().as_bytes();
@@ -117,6 +115,13 @@ impl Store {
             dir.attr = attr;
         }
         Ok(node)
+    }
+
+    /// The epoch of the latest removal of a tenant that is applied or pending, and whether one is pending.
+    fn known_epoch(&self, tenant: &Tenant) -> (Epoch, bool) {
+        let (applied, pending) =
+            (self.root.storage.applied().epoch_of(tenant), self.scopes.lock().epoch_of(tenant));
+        (pending.unwrap_or(applied).max(applied), pending.is_some())
     }
 
     /// What to think of the epoch directories beside the one that counts. Older ones are garbage: a removal that is
@@ -142,8 +147,7 @@ impl Store {
     /// forgotten together with what it still has to delete.
     fn judge_trash(&self) -> Result<()> {
         for trashed in self.list_trash()? {
-            let applied = self.root.storage.applied().epoch_of(&trashed.tenant);
-            let known = self.scopes.lock().epoch_of(&trashed.tenant).map_or(applied, |e| e.max(applied));
+            let (known, _) = self.known_epoch(&trashed.tenant);
             if known < trashed.generation.into() {
                 return Err(older_than_the_data(&trashed.shown(), known));
             }
