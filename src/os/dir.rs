@@ -62,6 +62,17 @@ fn shown(name: &[u8]) -> String {
     name.escape_ascii().to_string()
 }
 
+/// Opens with O_NOATIME where that is allowed: to the owner and to root.
+fn unmarked(
+    flags: OFlags,
+    open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
+) -> rustix::io::Result<OwnedFd> {
+    match open(flags | OFlags::NOATIME) {
+        Err(Errno::PERM) => open(flags),
+        done => done,
+    }
+}
+
 impl Dir {
     /// Opens the root of a store by its path; the path itself may hold links, what is below may not.
     pub fn open_root(path: &Path) -> Result<Dir> {
@@ -110,6 +121,37 @@ impl Dir {
         match rustix::fs::openat2(&self.0, OsStr::from_bytes(name), flags, Mode::empty(), BENEATH) {
             Ok(fd) => Ok(Some(File::from(fd))),
             Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(Error::os(format!("cannot open {}", shown(name)), e)),
+        }
+    }
+
+    /// Opens a directory by its path to read in it without leaving a trace: where the owner allows it, no time of
+    /// access moves. What is opened with [`Dir::read_dir`] and [`Dir::read_file`] below it is read so as well.
+    pub fn open_unmarked(path: &Path) -> Result<Dir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        unmarked(flags, |flags| rustix::fs::open(path, flags, Mode::empty()))
+            .map(Dir)
+            .map_err(|e| Error::os(format!("cannot open directory {}", path.display()), e))
+    }
+
+    /// As [`Dir::open_dir_if_any`], leaving no trace of having read in it.
+    pub fn read_dir(&self, name: impl AsRef<[u8]>) -> Result<Option<Dir>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(self.read_below(name.as_ref(), flags)?.map(Dir))
+    }
+
+    /// As [`Dir::open_file`] for reading, leaving no trace of having read it.
+    pub fn read_file(&self, name: impl AsRef<[u8]>) -> Result<Option<File>> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        Ok(self.read_below(name.as_ref(), flags)?.map(File::from))
+    }
+
+    fn read_below(&self, name: &[u8], flags: OFlags) -> Result<Option<OwnedFd>> {
+        let open =
+            |flags| rustix::fs::openat2(&self.0, OsStr::from_bytes(name), flags, Mode::empty(), BENEATH);
+        match unmarked(flags, open) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(Error::os(format!("cannot open {}", shown(name)), e)),
         }
     }

@@ -24,6 +24,8 @@ pub mod fence;
 mod fill;
 mod hidden;
 pub mod index;
+mod jobs;
+pub mod legacy;
 pub mod names;
 pub mod node;
 pub mod object;

@@ -6,13 +6,14 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use super::Store;
 use super::fill::{Batch, NO_RANK, Seen};
+use super::jobs::{self, Teller};
 use super::object::{Found, is_obstacle, judge};
 use super::tenants::Home;
 use crate::error::{Kind, Result};
@@ -38,18 +39,9 @@ struct Job {
     upper: Vec<u8>,
 }
 
-enum Told {
-    /// So many more records were found.
-    Found(u64),
-    /// The job of this number is done.
-    Done(usize, Result<Batch>),
-}
-
 struct Walk<'a> {
     store: &'a Store,
     ranks: Ranks,
-    /// Some part of it failed: the others end where they are.
-    failed: AtomicBool,
     /// The quarantine is counted, then filled.
     quarantine: Mutex<()>,
 }
@@ -86,13 +78,10 @@ impl Store {
             let uppers = levels(&home, &home.dir, "").map_err(|e| e.context(shown(&home, "")))?;
             jobs.extend(uppers.into_iter().map(|upper| Job { home: Arc::clone(&home), upper }));
         }
-        let walk = Walk {
-            store: self,
-            ranks: self.read_order(),
-            failed: AtomicBool::new(false),
-            quarantine: Mutex::new(()),
-        };
-        let batches = walk.run(&jobs, progress)?;
+        let walk = Walk { store: self, ranks: self.read_order(), quarantine: Mutex::new(()) };
+        let upper = |job: &Job, told: &Teller<'_, Batch>| walk.upper(job, told);
+        let count = &mut |count| progress("records", count);
+        let batches = jobs::run((super::trash::threads(), &jobs), upper, count)?;
         drop(walk);
         let found = batches.iter().map(|b| b.len() as u64).sum();
         self.fill(&batches)?;
@@ -120,62 +109,14 @@ impl Store {
 pub(super) const ORDER_MAGIC: &[u8; 16] = b"FENCEFS-ORDER-1\n";
 
 impl Walk<'_> {
-    /// The batches of all jobs, or the first error. `progress` is called by this thread alone, with counts that only
-    /// grow.
-    fn run(&self, jobs: &[Job], progress: &mut dyn FnMut(&str, u64)) -> Result<Vec<Batch>> {
-        let (tell, told) = mpsc::channel();
-        let next = AtomicUsize::new(0);
-        let work = |tell: mpsc::Sender<Told>| {
-            while !self.failed.load(Ordering::Relaxed)
-                && let number = next.fetch_add(1, Ordering::Relaxed)
-                && let Some(job) = jobs.get(number)
-            {
-                let done = self.upper(job, &tell);
-                // The receiver outlives every sender.
-                drop(tell.send(Told::Done(number, done)));
-            }
-        };
-        let mut batches: Vec<Option<Batch>> = jobs.iter().map(|_| None).collect();
-        let (mut failed, mut count) = (None, 0);
-        std::thread::scope(|scope| {
-            let work = &work;
-            let spawn = |_: &usize| {
-                let tell = tell.clone();
-                let walk = std::thread::Builder::new().name("fencefs-walk".into());
-                walk.spawn_scoped(scope, move || work(tell)).is_ok()
-            };
-            if (0..super::trash::threads().min(jobs.len())).filter(spawn).count() == 0 {
-                work(tell.clone());
-            }
-            drop(tell);
-            for told in told {
-                match told {
-                    Told::Found(n) => {
-                        count += n;
-                        progress("records", count);
-                    }
-                    Told::Done(number, Ok(batch)) => batches[number] = Some(batch),
-                    Told::Done(_, Err(e)) => {
-                        self.failed.store(true, Ordering::Relaxed);
-                        failed.get_or_insert(e);
-                    }
-                }
-            }
-        });
-        match failed {
-            Some(e) => Err(e),
-            None => Ok(batches.into_iter().flatten().collect()),
-        }
-    }
-
-    fn upper(&self, job: &Job, tell: &mpsc::Sender<Told>) -> Result<Batch> {
+    fn upper(&self, job: &Job, told: &Teller<'_, Batch>) -> Result<Batch> {
         let Job { home, upper } = job;
         let name = String::from_utf8_lossy(upper).into_owned();
         let mut batch = Batch::new(home);
         let in_upper = |e: crate::error::Error| e.context(shown(home, &name));
         let Some(dir) = home.dir.open_dir_if_any(upper).map_err(in_upper)? else { return Ok(batch) };
         for lower in levels(home, &dir, &name).map_err(in_upper)? {
-            if self.failed.load(Ordering::Relaxed) {
+            if told.is_over() {
                 return Ok(batch);
             }
             let shard = format!("{name}/{}", String::from_utf8_lossy(&lower));
@@ -184,7 +125,7 @@ impl Walk<'_> {
             if batch.len() == before {
                 prune(&dir, &lower).map_err(|e| e.context(shown(home, &shard)))?;
             }
-            drop(tell.send(Told::Found((batch.len() - before) as u64)));
+            told.found((batch.len() - before) as u64);
         }
         if batch.len() == 0 {
             prune(&home.dir, upper).map_err(in_upper)?;

@@ -21,6 +21,7 @@ mod collision;
 mod crash;
 #[cfg(feature = "failpoints")]
 mod gate;
+mod legacy_tree;
 mod model;
 mod races;
 mod recovery;
