@@ -183,7 +183,7 @@ mod tests {
             &["mount", "/s", "/m", "--tenant", ".a"],
             &["mount", "/s", "/m", "--uid", "4294967295"],
             &["mount", "/s", "/m", "--high-watermark", "80", "--low-watermark", "90"],
-            &["mount", "/s", "/m", "--checksum", "on"],
+            &["mount", "/s", "/m", "--checksum", "maybe"],
             &["mount", "/s", "/m", "--coordinator", "local"],
             &["mount", "/s", "/m", "-o", "bogus"],
             &["mount", "/s", "/m", "-o", "size"],

@@ -127,6 +127,8 @@ impl Fs {
             Some(_) => FopenFlags::empty(),
             // While a value is replaced, its inode's length in the kernel is the replacement's.
             None if self.uncached.lock().nodes.contains(&open.node) => FopenFlags::FOPEN_DIRECT_IO,
+            // The kernel's cache does not see what passes it by at other times.
+            None if self.is_passthrough() => FopenFlags::empty(),
             None => FopenFlags::FOPEN_KEEP_CACHE,
         };
         if reads_only {
@@ -193,7 +195,8 @@ impl Fs {
             let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
             return opened.inspect_err(|_| self.store.release(node, 1));
         }
-        let backing = self.back(reply, staged.file());
+        // What is to have a checksum is written through the daemon; its readers are passed through later.
+        let backing = if self.store.keeps_checksums() { None } else { self.back(reply, staged.file()) };
         let attr = os::stat(&**staged.file())?;
         self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
@@ -221,7 +224,7 @@ impl Fs {
         self.once_settled(who, id, move || {
             let change = Change {
                 waits: true,
-                beside: false,
+                beside: fs.store.verifies_first(id),
                 reply: OpenReply::Open(reply),
                 run: move |fs: &Arc<Fs>, reply: &OpenReply, []: [&[u8]; 0]| {
                     fs.open_node(who, id, flags, reply)
@@ -332,13 +335,14 @@ impl Fs {
         Err(gone())
     }
 
-    /// Counts one more open of an inode; the first has the kernel back it with `file`.
-    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply) -> Result<Arc<OpenNode>> {
+    /// Counts one more open of an inode; the first has the kernel back it with `file`, unless it `writes` what is to
+    /// have a checksum.
+    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply, writes: bool) -> Result<Arc<OpenNode>> {
         if let Some(open) = self.opens.enter_if_open(id) {
             return Ok(open);
         }
         let home = self.store.home_of(id)?;
-        let backing = self.back(reply, file);
+        let backing = if writes && self.store.keeps_checksums() { None } else { self.back(reply, file) };
         Ok(self.opens.enter(OpenNode::new(id, home, Arc::clone(file), backing, None)))
     }
 
@@ -351,7 +355,14 @@ impl Fs {
         reply: &OpenReply,
         edits: Option<NodeId>,
     ) -> Result<Opened> {
-        let open = self.enter(id, file, reply)?;
+        let open = self.enter(id, file, reply, edits.is_some())?;
+        if let Some(node) = edits
+            && open.backing.is_some()
+            && self.store.keeps_checksums()
+        {
+            // The kernel lets the file be mapped, and does not say for how long: also after the last close.
+            self.store.note_unseen(node);
+        }
         self.answer(open, Arc::clone(file), None, edits, flags)
     }
 
@@ -365,7 +376,7 @@ impl Fs {
         let file = Arc::clone(&open.file);
         if let Some(writing) = &writing {
             if flags & libc::O_TRUNC != 0
-                && let Err(e) = os::truncate(&*file, 0)
+                && let Err(e) = writing.truncate(0)
             {
                 self.opens.leave(&open);
                 return Err(e);
@@ -400,11 +411,12 @@ impl Fs {
         Ok(Opened { attr, handle, flags, open })
     }
 
-    /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
+    /// Where the daemon copies, cached readers go by the inode's length in the kernel, and that is about to become the
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
     /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
     fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
-        if self.is_passthrough() {
+        let passes_on = self.is_passthrough() && !self.store.keeps_checksums();
+        if self.opens.node(id).map_or(passes_on, |open| open.backing.is_some()) {
             return Ok(());
         }
         let mut uncached = self.uncached.lock();
@@ -467,7 +479,7 @@ impl Fs {
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
-        let open = self.enter(id, &old_file, reply)?;
+        let open = self.enter(id, &old_file, reply, true)?;
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
@@ -541,8 +553,11 @@ impl Fs {
         let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
         let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
         let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let slowly =
-            last_writer.as_ref().map_or(handle.edits.is_some() && fsyncs, |w| self.publishes_slowly(w));
+        let settles_slowly = || {
+            let size_bytes = || os::stat(&*handle.file).map_or(0, |a| a.size_bytes);
+            handle.edits.is_some() && (fsyncs || self.is_summed_slowly(size_bytes()))
+        };
+        let slowly = last_writer.as_ref().map_or_else(settles_slowly, |w| self.publishes_slowly(w));
         let fs = Arc::clone(self);
         let finish = move || {
             let mut stale: Stale = None;

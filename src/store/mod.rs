@@ -17,6 +17,7 @@ use crate::ledger::{Pending, StorageFile};
 use crate::os::{self, Dir};
 use object::Place;
 
+pub mod content;
 pub mod edit;
 pub mod evict;
 pub mod fence;
@@ -36,6 +37,7 @@ mod tests;
 mod trash;
 pub mod writer;
 
+pub use content::Passing;
 pub use edit::SetAttr;
 pub use index::{NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
@@ -112,6 +114,9 @@ pub struct Store {
     acls: AtomicBool,
     index: Mutex<index::Index>,
     keys: KeyLocks,
+    edits: content::Edits,
+    /// The last daemon left the store without a clean stop.
+    unclean: bool,
     tenant_changes: Mutex<()>,
     /// The scopes that are being removed.
     scopes: Mutex<remove::Scopes>,
@@ -148,6 +153,7 @@ impl Store {
         let now = os::Timespec::now();
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
+        let unclean = content::note_open(&data)?;
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             trash: data.ensure_dir(layout::TRASH, 0o700)?,
@@ -165,6 +171,8 @@ impl Store {
             acls: AtomicBool::new(acls),
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
+            edits: content::Edits::new(),
+            unclean,
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),
             stopping: AtomicBool::new(false),
@@ -187,7 +195,8 @@ impl Store {
     /// Writes the checkpoint that a clean stop leaves. Called once, after the last mount is gone.
     pub fn close(&self) -> Result<()> {
         self.stop_keeper();
-        self.write_checkpoint()
+        self.write_checkpoint()?;
+        self.note_clean()
     }
 
     /// Where the store is.

@@ -23,6 +23,7 @@ struct Seen {
     attr: Attr,
     kind: RecordKind,
     pinned: bool,
+    unverified: bool,
 }
 
 impl Store {
@@ -104,8 +105,9 @@ impl Store {
                 (Found::Record(file, attr, record), Some(key)) => {
                     let kind = record.kind;
                     let pinned = record.pinned;
+                    let unverified = self.unclean && record.checksum.is_some() && !record.editing;
                     let attr = self.settle_found(&file, attr, record)?;
-                    seen.push(Seen { key, digest, attr, kind, pinned });
+                    seen.push(Seen { key, digest, attr, kind, pinned, unverified });
                 }
                 (Found::Invalid(why), _) => self.quarantine(home, digest, why)?,
                 _ => {}
@@ -255,6 +257,7 @@ fn place(
     if seen.pinned {
         index.set_pinned(id, true)?;
     }
+    index.get_mut(id)?.content.unverified = seen.unverified;
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 
+mod checksum;
 mod collision;
 #[cfg(feature = "failpoints")]
 mod crash;
