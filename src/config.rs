@@ -79,8 +79,19 @@ impl FromStr for Durability {
     }
 }
 
-/// Whether records get a checksum, by the name that a person types.
-pub const CHECKSUM_NAMES: [(&str, bool); 2] = [("off", false), ("on", true)];
+/// Whether records get a checksum of their content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checksum {
+    /// Values go the fastest way.
+    Off,
+    /// Values are written through the daemon.
+    On,
+}
+
+impl Checksum {
+    /// Every choice, by the name that a person types.
+    pub const NAMES: [(&'static str, Self); 2] = [("off", Self::Off), ("on", Self::On)];
+}
 
 /// Which key goes when room is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,7 +157,7 @@ pub struct StoreSettings {
     /// What a publication promises.
     pub durability: Durability,
     /// Whether records get a checksum of their content.
-    pub checksum: bool,
+    pub checksum: Checksum,
 }
 
 impl Default for StoreSettings {
@@ -160,7 +171,7 @@ impl Default for StoreSettings {
             },
             policy: PolicyName::Lru,
             durability: Durability::Rename,
-            checksum: false,
+            checksum: Checksum::Off,
         }
     }
 }

@@ -10,7 +10,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
-use crate::config::{self, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings};
+use crate::config::{
+    self, Checksum, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings,
+};
 use crate::error::Result;
 use crate::key::Tenant;
 
@@ -55,8 +57,8 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "HOW", value_parser = named(&Durability::NAMES), default_value = "rename", help_heading = BEHAVIOUR)]
     durability: Durability,
     /// Keep a checksum of the content with each record; values are then written through the daemon
-    #[arg(long, value_name = "WHEN", value_parser = named(&config::CHECKSUM_NAMES), default_value = "off", help_heading = BEHAVIOUR)]
-    checksum: bool,
+    #[arg(long, value_name = "WHEN", value_parser = named(&Checksum::NAMES), default_value = "off", help_heading = BEHAVIOUR)]
+    checksum: Checksum,
     /// Whether the kernel moves the bytes itself; `on` fails the mount where it cannot
     #[arg(long, value_name = "WHEN", value_parser = named(&Passthrough::NAMES), default_value = "auto", help_heading = BEHAVIOUR)]
     passthrough: Passthrough,

@@ -16,7 +16,7 @@ use super::Store;
 use super::index::NodeId;
 use super::object::{Found, Place};
 use super::tenants::Home;
-use crate::config::limits;
+use crate::config::{Checksum, limits};
 use crate::error::{Error, Result};
 use crate::os::{self, Dir, XattrMode};
 
@@ -130,7 +130,7 @@ pub(super) struct Summed {
 impl Store {
     /// Whether records get a checksum.
     pub fn keeps_checksums(&self) -> bool {
-        self.settings.checksum
+        self.settings.checksum == Checksum::On
     }
 
     /// From now on a value may change without a request, for as long as its record exists: it gets no checksum.
@@ -147,7 +147,7 @@ impl Store {
 
     /// The checksum of a value nobody edits, read without a lock; `None` where it gets none, or cannot be read.
     pub(super) fn sum_unlocked(&self, id: NodeId, file: &File) -> Option<Summed> {
-        if !self.settings.checksum || self.index.lock().get(id).map_or(true, |n| n.content.unseen) {
+        if !self.keeps_checksums() || self.index.lock().get(id).map_or(true, |n| n.content.unseen) {
             return None;
         }
         let edits = self.edits.of(id);
@@ -245,7 +245,7 @@ pub(super) fn note_open(data: &Dir) -> Result<bool> {
 
 /// The checksum in the making of a value that is being written.
 pub(super) fn passing(store: &Store) -> Option<Arc<Passing>> {
-    store.settings.checksum.then(Arc::default)
+    store.keeps_checksums().then(Arc::default)
 }
 
 #[cfg(test)]

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
+use crate::config::Checksum;
 use crate::format::record::{self, Record};
 use crate::os;
 use crate::store::content::{Summed, read_sum};
 
 fn with_checksums() -> Bench {
-    Bench::new(StoreSettings { checksum: true, ..StoreSettings::default() })
+    Bench::new(StoreSettings { checksum: Checksum::On, ..StoreSettings::default() })
 }
 
 fn record_at(path: &Path) -> Record {
@@ -131,7 +132,7 @@ fn an_edit_takes_the_checksum_away_and_its_end_makes_a_new_one() {
     assert_eq!(sum_of(&bench, b"k"), Some(xxh3_64(b"012a\0\0")));
     // Without the option what is edited has none any more, and what is not keeps its own.
     put(&bench, b"kept", b"kept").unwrap();
-    bench.settings.checksum = false;
+    bench.settings.checksum = Checksum::Off;
     bench.close_and_reopen();
     let id = bench.find_key(&Tenant::default_tenant(), &key(b"k")).unwrap().unwrap();
     bench.truncate(id, 2).unwrap();
