@@ -21,6 +21,7 @@ pub mod content;
 pub mod edit;
 pub mod evict;
 pub mod fence;
+pub mod fsck;
 pub mod index;
 pub mod names;
 pub mod node;

@@ -19,6 +19,7 @@ mod checksum;
 mod collision;
 #[cfg(feature = "failpoints")]
 mod crash;
+mod fsck;
 mod model;
 mod races;
 mod recovery;
