@@ -188,6 +188,36 @@ fn usage_and_order_after_a_crash() {
 }
 
 #[test]
+#[cfg(feature = "failpoints")]
+fn killed_at_every_step_of_a_stop_and_of_a_start() {
+    each(|m| {
+        m.shell("mkdir -p $M/d; for i in $(seq 20); do echo $i > $M/d/k$i; done; cp -a $M $W/copy").ok();
+        for step in ["checkpoint.begin", "checkpoint.write", "checkpoint.mark", "checkpoint.marked"] {
+            m.umount();
+            m.set_env("FAILPOINTS", &format!("{step}=return(kill)"));
+            m.mount();
+            assert!(!m.store.join("checkpoint").exists(), "believed once");
+            m.shell(&format!("echo {step} | tee $M/last > $W/copy/last; rm -f $M/d/k1 $W/copy/d/k1")).ok();
+            // The daemon dies in there.
+            m.umount();
+            m.unset_env("FAILPOINTS");
+            m.mount();
+            assert_recovered(m);
+            m.shell("diff -r $W/copy $M").ok();
+        }
+        for step in ["checkpoint.unmark", "checkpoint.unmarked"] {
+            m.umount();
+            m.set_env("FAILPOINTS", &format!("{step}=return(kill)"));
+            m.try_mount().failed();
+            m.unset_env("FAILPOINTS");
+            m.mount();
+            assert_recovered(m);
+            m.shell("diff -r $W/copy $M").ok();
+        }
+    });
+}
+
+#[test]
 fn a_second_mount_names_the_holder() {
     if !can_mount() {
         return;
@@ -243,14 +273,16 @@ fn settings_may_change_between_mounts() {
 #[cfg(feature = "failpoints")]
 fn a_daemon_killed_in_the_kernels_arms_holds_nobody() {
     // The fence closes, and stays closed: first the trash fails, until a program waits at it, later the deletion.
-    let steps = "removal.trash=5*return->off;removal.delete=return";
+    let steps = "removal.trash=7*return->off;removal.delete=return";
     each_with(
         |b: Builder| b.env("FAILPOINTS", steps).arg("--fence-wait=10min"),
         |m| {
             m.shell("echo value > $M/k; cat $M/k").ok();
+            let mut creator = m.peer();
+            // Held open, so that it is still known when the tenant's own entry has been forgotten.
+            creator.run("fd = os.open(M + '/k', os.O_RDONLY)");
             m.control("remove-all tenant=default").0.unwrap();
             // Keeps the directory locked in the kernel, which the notice that `k` is gone then waits for.
-            let mut creator = m.peer();
             creator.begin("os.open(M + '/new', os.O_CREAT | os.O_WRONLY)");
             let daemon = m.pid();
             let is_stuck = || {

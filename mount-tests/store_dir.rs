@@ -1,7 +1,9 @@
 //! The store's own directory: what stands there that is not ours, what was damaged, what cannot be a store.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::process::Command;
 
 use crate::harness::{Builder, can_mount, each, fencefs, run};
@@ -47,18 +49,27 @@ fn a_record_under_a_wrong_name_is_a_miss() {
     if !can_mount() {
         return;
     }
-    let mut m = Builder::new().mount();
-    m.shell("echo one > $M/a; echo two > $M/b; echo three > $M/c").ok();
-    let (a, b, c) = (m.record_of("a"), m.record_of("b"), m.record_of("c"));
-    m.umount();
-    // b's record stands where a's belongs; c has lost what makes it a record.
-    fs::remove_file(&a).unwrap();
-    fs::rename(&b, &a).unwrap();
-    run(Command::new("setfattr").args(["-x", "user.fencefs"]).arg(&c)).ok();
-    m.mount();
-    m.shell("for k in a b c; do [ ! -e $M/$k ]; done; [ -z \"$(ls -A $M)\" ]").ok();
-    assert_eq!(m.status_number("used_bytes"), 0);
-    m.shell("for k in a b c; do echo new-$k > $M/$k; [ $(cat $M/$k) = new-$k ]; done").ok();
+    // Whether the start looks at every record, or learns from each that is opened.
+    for looks in [true, false] {
+        let mut m = Builder::new().mount();
+        m.shell("echo one > $M/a; echo two > $M/b; echo three > $M/c").ok();
+        let (a, b, c) = (m.record_of("a"), m.record_of("b"), m.record_of("c"));
+        m.umount();
+        // b's record stands where a's belongs; c has lost what makes it a record.
+        fs::remove_file(&a).unwrap();
+        fs::rename(&b, &a).unwrap();
+        run(Command::new("setfattr").args(["-x", "user.fencefs"]).arg(&c)).ok();
+        if looks {
+            fs::remove_file(m.store.join("checkpoint")).unwrap();
+        }
+        m.mount();
+        if !looks {
+            m.shell("for k in a b c; do ! cat $M/$k; done 2> /dev/null").ok();
+        }
+        m.shell("for k in a b c; do [ ! -e $M/$k ]; done; [ -z \"$(ls -A $M)\" ]").ok();
+        assert_eq!(m.status_number("used_bytes"), 0);
+        m.shell("for k in a b c; do echo new-$k > $M/$k; [ $(cat $M/$k) = new-$k ]; done").ok();
+    }
 }
 
 #[test]
@@ -169,13 +180,29 @@ fn a_directory_in_the_place_of_a_record_gives_way() {
 }
 
 #[test]
-fn empty_shards_go_at_the_next_start() {
+fn empty_shards_go_at_the_next_walk() {
     each(|m| {
         m.shell("for i in $(seq 40); do echo $i > $M/k$i; done; rm $M/k*").ok();
-        m.remount();
+        m.crash();
         m.shell(
             "[ $(find $S/data/t/default/0 -mindepth 1 | wc -l) = 0 ]; echo x > $M/k; [ $(cat $M/k) = x ]",
         )
         .ok();
     });
+}
+
+/// The daemon's umask is nobody's: a store that is made, and what leads to it, have modes of their own.
+#[test]
+fn a_new_store_is_its_daemons_alone() {
+    if !can_mount() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let (store, mnt) = (root.path().join("deep/er/store"), root.path().join("mnt"));
+    fs::create_dir(&mnt).unwrap();
+    fencefs([OsStr::new("mount"), store.as_os_str(), mnt.as_os_str()]).ok();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let modes = [mode(&root.path().join("deep")), mode(&root.path().join("deep/er")), mode(&store)];
+    fencefs([OsStr::new("umount"), mnt.as_os_str()]).ok();
+    assert_eq!(modes, [0o755, 0o755, 0o700]);
 }

@@ -16,6 +16,8 @@ use crate::error::{Error, Kind, Result};
 pub const MAX_KEY_BYTES: usize = 3072;
 /// Longest tenant name, in bytes.
 pub const MAX_TENANT_BYTES: usize = 64;
+/// The one reserved name, at the root of the mount and of each tenant.
+pub const RESERVED: &[u8] = b".fencefs";
 /// The tenant that always exists.
 pub const DEFAULT_TENANT: &str = "default";
 
@@ -86,9 +88,10 @@ impl Key {
     }
 
     /// The components of the path that spells this key, or `None` where no path can: an empty, `.` or `..`
-    /// component, a slash first or last, a NUL.
+    /// component, a slash first or last, a NUL, the reserved name as the first component.
     pub fn path(&self) -> Option<impl Iterator<Item = &[u8]>> {
         let ok = !self.0.contains(&0)
+            && self.0.split(|b| *b == b'/').next() != Some(RESERVED)
             && self.0.split(|b| *b == b'/').all(|c| !c.is_empty() && c != b"." && c != b"..");
         ok.then(|| self.0.split(|b| *b == b'/'))
     }
@@ -234,7 +237,10 @@ mod tests {
     fn paths_spell_keys() {
         let spelled = |k: &[u8]| Key::new(k).unwrap().path().map(|p| p.count());
         assert_eq!(spelled(b"a/b/c"), Some(3));
-        for bad in [&b""[..], b"/a", b"a/", b"a//b", b".", b"a/..", b"a\0b"] {
+        assert_eq!(spelled(b"a/.fencefs"), Some(2));
+        assert_eq!(spelled(b".fencefsx"), Some(1));
+        for bad in [&b""[..], b"/a", b"a/", b"a//b", b".", b"a/..", b"a\0b", b".fencefs", b".fencefs/status"]
+        {
             assert_eq!(spelled(bad), None, "{bad:?}");
         }
         assert_eq!(Key::new(vec![b'k'; MAX_KEY_BYTES + 1]).unwrap_err().kind(), Kind::NameTooLong);

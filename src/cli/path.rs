@@ -151,6 +151,27 @@ mod tests {
         assert!(!places("default", &[b'k'; 248], 0).legacy_fits);
     }
 
+    /// What the released program stored for these keys; what is printed here must stay so for good.
+    #[test]
+    fn paths_are_those_that_mooncake_stored() {
+        let vectors = include_str!("../../mount-tests/fixtures/path_vectors.json");
+        let vectors: Vec<serde_json::Value> = serde_json::from_str(vectors).unwrap();
+        assert_eq!(vectors.len(), 28);
+        for vector in vectors {
+            let text = |name: &str| vector[name].as_str().unwrap().to_owned();
+            let (tenant, key) = (text("tenant"), text("key"));
+            let places = places(&tenant, key.as_bytes(), 3);
+            let tenant = Tenant::new(tenant.as_bytes()).unwrap();
+            let json = places.json(&tenant, &Key::new(key.as_bytes()).unwrap());
+            let printed: serde_json::Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(printed["legacy_path"], vector["legacy_path"]);
+            assert_eq!(printed["legacy_path_hex"], hex(text("legacy_path").as_bytes()));
+            assert_eq!(printed["legacy_fits"], vector["written"]);
+            let canonical = format!("data/t/{tenant}/3/{}", text("canonical_path"));
+            assert_eq!(printed["canonical_path"], canonical);
+        }
+    }
+
     #[test]
     fn the_highest_epoch_counts() {
         let dir = tempfile::tempdir().unwrap();

@@ -8,6 +8,8 @@ pub const SUPERBLOCK: &str = "FENCEFS";
 pub const LOCK: &str = "lock";
 /// Eviction order at the last clean stop: a hint, never evidence that a key exists.
 pub const ORDER: &str = "order";
+/// The index at the last clean stop: believed once, with its mark on the data.
+pub const CHECKPOINT: &str = "checkpoint";
 /// Storage identity, removal requests, applied markers: outside the managed data.
 pub const LEDGER: &str = "ledger.redb";
 /// The managed root. Whatever stands beside it is not touched.

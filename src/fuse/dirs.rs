@@ -11,6 +11,7 @@ use fuser::{
 };
 
 use super::attr::kind_of;
+use super::by_key::Named;
 use super::files::Caller;
 use super::opens::{OpenNode, Writing};
 use super::parked::Change;
@@ -52,36 +53,47 @@ impl Fs {
     pub(super) fn lookup(self: &Arc<Self>, who: Caller, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
         let dir = match self.inode(parent) {
             Inode::Node(id) => id,
+            Inode::Virtual(v) if v.is_by_key() => {
+                return match self.seen_by_key(who, v, name) {
+                    Ok(named) => self.lookup_in(who, named.dir, &named.name, FORGET, reply),
+                    Err(e) => reply.error(errno(&e)),
+                };
+            }
             Inode::Virtual(v) => return self.lookup_virtual(v, name, reply),
         };
         if self.reserves(dir, name) {
             let attr = self.virtual_attr(virt::VirtualIno::directory(self.scope_of(dir)));
             return reply.entry(&FORGET, &attr, Generation(0));
         }
+        self.lookup_in(who, dir, name, REMEMBER, reply);
+    }
+
+    /// Answers what stands under a name, to be remembered for `most` at most.
+    fn lookup_in(self: &Arc<Self>, who: Caller, dir: NodeId, name: &[u8], most: Duration, reply: ReplyEntry) {
         match self.see(who, dir, name) {
             Ok(Seen::Unsettled) => {
                 let (fs, name) = (Arc::clone(self), Box::<[u8]>::from(name));
                 self.pool.run(move || {
                     fs.opens.wait_settled(dir, &name, limits::SETTLE_WAIT);
-                    fs.answer_lookup(fs.see(who, dir, &name), reply);
+                    fs.answer_lookup(fs.see(who, dir, &name), most, reply);
                 });
             }
-            seen => self.answer_lookup(seen, reply),
+            seen => self.answer_lookup(seen, most, reply),
         }
     }
 
-    fn answer_lookup(&self, seen: Result<Seen>, reply: ReplyEntry) {
+    fn answer_lookup(&self, seen: Result<Seen>, most: Duration, reply: ReplyEntry) {
         match seen {
-            Ok(Seen::Node(attr, ttl)) => reply.entry(&ttl, &attr, Generation(0)),
+            Ok(Seen::Node(attr, ttl)) => reply.entry(&ttl.min(most), &attr, Generation(0)),
             // A negative entry: number 0.
-            Ok(Seen::Absent(ttl)) => reply.entry(&ttl, &negative(), Generation(0)),
+            Ok(Seen::Absent(ttl)) => reply.entry(&ttl.min(most), &negative(), Generation(0)),
             Ok(Seen::Unsettled) => reply.entry(&FORGET, &negative(), Generation(0)),
             Err(e) => reply.error(errno(&e)),
         }
     }
 
     /// What a thread sees under a name. A node is counted as referred to.
-    fn see(&self, who: Caller, dir: NodeId, name: &[u8]) -> Result<Seen> {
+    pub(super) fn see(&self, who: Caller, dir: NodeId, name: &[u8]) -> Result<Seen> {
         let creating = self.opens.creating(dir, name);
         if let Some(open) = creating.iter().rev().find(|o| o.unsettled().is_some_and(|w| w.seen_by(who.tid)))
         {
@@ -93,6 +105,8 @@ impl Fs {
         let ttl = if creating.is_empty() { REMEMBER } else { FORGET };
         if let Some(id) = self.store.child(dir, name) {
             self.store.retain(id)?;
+            // Who takes it away there tells the kernel of that place.
+            let ttl = if self.store.stands_in(id, dir) { ttl } else { FORGET };
             match self.attr_of(id, who.tid) {
                 Ok((attr, attr_ttl)) => return Ok(Seen::Node(attr, ttl.min(attr_ttl))),
                 Err(e) => {
@@ -210,28 +224,32 @@ impl Fs {
     pub(super) fn readdir(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectory) {
         let id = match self.inode(ino) {
             Inode::Node(id) => id,
+            Inode::Virtual(v) if v.is_by_key() => return self.readdir_by_key(v, offset, reply),
             Inode::Virtual(v) => return self.readdir_virtual(v, offset, reply),
         };
         self.listed.lock().insert(id);
-        let done = self
-            .each_entry(id, offset, |at, ino, kind, name| reply.add(ino, at, kind, OsStr::from_bytes(name)));
+        let done = self.each_entry(id, self.dots(id), offset, |at, ino, kind, name| {
+            reply.add(ino, at, kind, OsStr::from_bytes(name))
+        });
         match done {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(errno(&e)),
         }
     }
 
-    fn each_entry(
+    /// Adds a directory's entries behind `offset`, itself and what is above it first, until `add` says that the answer
+    /// is full.
+    pub(super) fn each_entry(
         &self,
         id: NodeId,
+        dots: [INodeNo; 2],
         offset: u64,
         mut add: impl FnMut(u64, INodeNo, FileType, &[u8]) -> bool,
     ) -> Result<()> {
         let mut at = offset;
-        for (cookie, name) in [(1, b".".as_slice()), (2, b"..")] {
+        for (cookie, ino, name) in [(1, dots[0], b".".as_slice()), (2, dots[1], b"..")] {
             if at < cookie {
-                let dot = if cookie == 1 { id } else { self.above(id) };
-                if add(cookie, self.ino(dot), FileType::Directory, name) {
+                if add(cookie, ino, FileType::Directory, name) {
                     return Ok(());
                 }
                 at = cookie;
@@ -251,37 +269,48 @@ impl Fs {
         }
     }
 
-    fn above(&self, id: NodeId) -> NodeId {
-        if id == self.top { id } else { self.store.parent(id).unwrap_or(self.top) }
+    /// A directory, and the one above it.
+    fn dots(&self, id: NodeId) -> [INodeNo; 2] {
+        let above = if id == self.top { id } else { self.store.parent(id).unwrap_or(self.top) };
+        [self.ino(id), self.ino(above)]
     }
 
     /// READDIRPLUS: each entry is looked up as it is listed.
     pub(super) fn readdirplus(&self, who: Caller, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         let id = match self.inode(ino) {
             Inode::Node(id) => id,
+            Inode::Virtual(v) if v.is_by_key() => return self.readdirplus_by_key(who, v, offset, reply),
             Inode::Virtual(v) => return self.readdirplus_virtual(v, offset, reply),
         };
         self.listed.lock().insert(id);
-        let done = self.each_entry(id, offset, |at, ino, kind, name| {
-            let bare = at < FIRST_COOKIE;
-            let seen = if bare { Ok(Seen::Unsettled) } else { self.see(who, id, name) };
-            let (attr, ttl) = match seen {
-                _ if bare => (FileAttr { ino, kind, ..negative() }, FORGET),
-                Ok(Seen::Node(attr, ttl)) => (attr, ttl),
-                // It vanished, or cannot be read: the listing goes on without it.
-                _ => return false,
-            };
-            let full = reply.add(attr.ino, at, OsStr::from_bytes(name), &ttl, &attr, Generation(0));
-            if full && !bare && attr.nlink > 0 {
-                // The kernel did not get it: it has no reference to give back.
-                self.store.release(NodeId(attr.ino.0), 1);
-            }
-            full
+        let done = self.each_entry(id, self.dots(id), offset, |at, ino, kind, name| {
+            self.add_seen(
+                &mut reply,
+                (at, name),
+                bare(at, ino, kind).unwrap_or_else(|| self.see(who, id, name)),
+            )
         });
         match done {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(errno(&e)),
         }
+    }
+
+    /// Adds an entry that was looked up to a listing; whether the listing is full.
+    pub(super) fn add_seen(
+        &self,
+        reply: &mut ReplyDirectoryPlus,
+        (at, name): (u64, &[u8]),
+        seen: Result<Seen>,
+    ) -> bool {
+        // If it vanished, or cannot be read, the listing goes on without it.
+        let Ok(Seen::Node(attr, ttl)) = seen else { return false };
+        let full = reply.add(attr.ino, at, OsStr::from_bytes(name), &ttl, &attr, Generation(0));
+        if full && attr.nlink > 0 {
+            // The kernel did not get it: it has no reference to give back.
+            self.store.release(NodeId(attr.ino.0), 1);
+        }
+        full
     }
 
     /// The entry of something that was made just now, counted as referred to. If a removal was so quick as to take it
@@ -355,14 +384,20 @@ impl Fs {
 
     /// UNLINK. A value that the caller's process is still writing is given up with its name.
     pub(super) fn unlink(&self, who: Caller, parent: INodeNo, name: &[u8]) -> Result<()> {
-        let dir = self.node(parent)?;
-        self.unreserved(dir, name)?;
+        let Named { dir, name, by_key } = &self.named(who, parent, name)?;
+        let (dir, name) = (*dir, &**name);
         let own = |open: Arc<OpenNode>| open.unsettled().filter(|w| w.opened_by(who.tid)).cloned();
         let own: Vec<Arc<Writing>> = self.opens.creating(dir, name).into_iter().filter_map(own).collect();
         match self.store.child(dir, name) {
             // First, since nothing has happened yet when it is refused.
             Some(id) => {
+                if *by_key {
+                    self.may_unlink_by_key(who, dir, id)?;
+                }
                 self.store.unlink(dir, name)?;
+                if *by_key {
+                    self.entry_vanished(dir, name, id);
+                }
                 for writing in self.opens.replacing(id) {
                     self.give_up(&writing);
                 }
@@ -394,9 +429,9 @@ impl Fs {
         to: (INodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        let (from, to) = ((self.node(from.0)?, from.1), (self.node(to.0)?, to.1));
-        self.unreserved(from.0, from.1)?;
-        self.unreserved(to.0, to.1)?;
+        let (from, to) = (self.named(who, from.0, from.1)?, self.named(who, to.0, to.1)?);
+        self.movable_by_key(&from, &to)?;
+        let (from, to) = ((from.dir, &*from.name), (to.dir, &*to.name));
         let how = rename_how(flags)?;
         let creating = self.opens.all_creating(from.0, from.1);
         let own = creating.into_iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)));
@@ -404,6 +439,7 @@ impl Fs {
             return self.rename_unpublished(&open, &writing, from, to, how);
         }
         let id = self.store.child(from.0, from.1).ok_or_else(absent)?;
+        self.inherit_uncached(self.store.child(to.0, to.1), id);
         self.store.rename(from, to, how)?;
         for writing in self.opens.replacing(id) {
             // What replaces this value follows its name.
@@ -417,13 +453,21 @@ impl Fs {
 
     /// Whether the kernel moves an entry that it should have forgotten: it may be of a value that was replaced.
     pub(super) fn moved_stale_entry(&self, from: (INodeNo, &[u8]), to: (INodeNo, &[u8])) -> bool {
-        let stale = |at: (INodeNo, &[u8])| self.node(at.0).is_ok_and(|dir| self.is_stale(dir, at.1));
+        let stale = |at: (INodeNo, &[u8])| match self.inode(at.0) {
+            Inode::Node(dir) => self.is_stale(dir, at.1),
+            // Nothing below `by-key` is remembered, but what was moved there was.
+            Inode::Virtual(_) => true,
+        };
         stale(from) || stale(to)
     }
 
-    /// Has the kernel forget an entry, once whatever it is doing there is done.
-    pub(super) fn forget_entry(&self, (parent, name): (INodeNo, &[u8])) {
-        self.notice(super::work::Notice::Entry { parent, name: name.into(), then: None });
+    /// Has the kernel forget an entry at its new name, and below `by-key` also what was exchanged for it, once whatever
+    /// it is doing there is done.
+    pub(super) fn forget_moved(&self, from: (INodeNo, &[u8]), to: (INodeNo, &[u8])) {
+        let exchanged = Some(from).filter(|at| matches!(self.inode(at.0), Inode::Virtual(_)));
+        for (parent, name) in exchanged.into_iter().chain([to]) {
+            self.notice(super::work::Notice::Entry { parent, name: name.into(), then: None });
+        }
     }
 
     fn rename_unpublished(
@@ -436,9 +480,12 @@ impl Fs {
     ) -> Result<()> {
         // Before anything is changed; while it is refused nothing has happened.
         drop(writing.home.fence.commit(writing.home.epoch)?);
-        let taken = self.store.child(to.0, to.1).is_some();
+        let taken = self.store.child(to.0, to.1);
+        self.inherit_uncached(taken, open.node);
         match how {
-            RenameHow::NoReplace if taken => return Err(Error::new(Kind::Exists, "the target exists")),
+            RenameHow::NoReplace if taken.is_some() => {
+                return Err(Error::new(Kind::Exists, "the target exists"));
+            }
             RenameHow::Exchange => {
                 return Err(Error::new(
                     Kind::Invalid,
@@ -491,6 +538,11 @@ fn rename_how(flags: RenameFlags) -> Result<RenameHow> {
     } else {
         Err(Error::new(Kind::Invalid, "no such way of renaming"))
     }
+}
+
+/// Of the first two entries of a listing, what is told without a look-up: no reference, and no attributes.
+pub(super) fn bare(at: u64, ino: INodeNo, kind: FileType) -> Option<Result<Seen>> {
+    (at < FIRST_COOKIE).then(|| Ok(Seen::Node(FileAttr { ino, kind, ..negative() }, FORGET)))
 }
 
 /// The attributes of nothing.

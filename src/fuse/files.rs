@@ -1,4 +1,4 @@
-//! Open files: create, open, read, write, flush, release, and what works on a descriptor.
+//! CREATE and OPEN: what a descriptor is opened on, and who may.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use fuser::{
 };
 
 use super::Fs;
+use super::by_key::Named;
 use super::opens::{Handle, OpenNode, Writing};
 use super::parked::Change;
-use super::publish::Stale;
 use super::requests::errno;
 use super::{FORGET, Inode};
-use crate::config::{Durability, limits};
+use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
@@ -102,7 +102,10 @@ impl Fs {
     /// Whether a request on a directory's names may wait: it holds the directory's lock in the kernel meanwhile, and
     /// with the root's it would be in every tenant's way.
     pub(super) fn may_wait_in(&self, dir: INodeNo) -> bool {
-        self.node(dir).is_ok_and(|id| id != ROOT)
+        match self.inode(dir) {
+            Inode::Node(id) => id != ROOT,
+            Inode::Virtual(v) => v.is_by_key(),
+        }
     }
 
     /// Registers a file with the kernel for passthrough. Where that fails, the daemon copies from then on.
@@ -121,15 +124,23 @@ impl Fs {
         }
     }
 
-    /// Flags of an ordinary open.
+    /// Flags of an ordinary open, which is counted as one that the kernel caches if it does.
     fn open_flags(&self, open: &OpenNode, reads_only: bool) -> FopenFlags {
         let mut flags = match &open.backing {
             Some(_) => FopenFlags::empty(),
             // While a value is replaced, its inode's length in the kernel is the replacement's.
-            None if self.uncached.lock().nodes.contains(&open.node) => FopenFlags::FOPEN_DIRECT_IO,
-            // The kernel's cache does not see what passes it by at other times.
-            None if self.is_passthrough() => FopenFlags::empty(),
-            None => FopenFlags::FOPEN_KEEP_CACHE,
+            None => {
+                let uncached = self.uncached.lock();
+                if uncached.nodes.contains(&open.node) {
+                    FopenFlags::FOPEN_DIRECT_IO
+                } else if self.is_passthrough() {
+                    // The kernel's cache does not see what passes it by at other times.
+                    FopenFlags::empty()
+                } else {
+                    open.cached.fetch_add(1, Ordering::Relaxed);
+                    FopenFlags::FOPEN_KEEP_CACHE
+                }
+            }
         };
         if reads_only {
             flags |= FopenFlags::FOPEN_NOFLUSH;
@@ -147,9 +158,7 @@ impl Fs {
         reply: ReplyCreate,
     ) {
         let run = move |fs: &Arc<Fs>, reply: &OpenReply, [name]: [&[u8]; 1]| {
-            let parent = fs.node(parent)?;
-            fs.unreserved(parent, name)?;
-            fs.create_in(who, parent, name, mode, flags, reply)
+            fs.create_in(who, &fs.named(who, parent, name)?, mode, flags, reply)
         };
         let change = Change {
             waits: self.may_wait_in(parent),
@@ -164,12 +173,12 @@ impl Fs {
     fn create_in(
         self: &Arc<Self>,
         who: Caller,
-        parent: NodeId,
-        name: &[u8],
+        named: &Named<'_>,
         (mode, umask): (u32, u32),
         flags: i32,
         reply: &OpenReply,
     ) -> Result<Opened> {
+        let (parent, name) = (named.dir, &*named.name);
         let creating = self.opens.creating(parent, name);
         let existing = self.store.child(parent, name);
         if flags & libc::O_EXCL != 0 && (existing.is_some() || !creating.is_empty()) {
@@ -191,6 +200,7 @@ impl Fs {
             // Nothing can be written through it: the value is empty, and whole.
             self.store.publish(&mut staged, false)?;
             self.listing_changed(parent);
+            self.entry_appeared(named);
             self.store.retain(node)?;
             let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
             return opened.inspect_err(|_| self.store.release(node, 1));
@@ -200,6 +210,7 @@ impl Fs {
         let attr = os::stat(&**staged.file())?;
         self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
+        writing.by_key.store(named.by_key, Ordering::Relaxed);
         let file = Arc::clone(&writing.file);
         let home = Arc::clone(&writing.home);
         let fresh = OpenNode::new(node, home, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
@@ -207,10 +218,12 @@ impl Fs {
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
         let writing = Some(writing);
-        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits: None, appends };
+        let flags = self.open_flags(&open, false);
+        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
+        let open_node = Arc::clone(&open);
+        let handle = Handle { open: open_node, file, writing, replaces, edits: None, appends, cached };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
-        let flags = self.open_flags(&open, false);
         Ok(Opened { attr: self.file_attr(node, &node_attr), handle, flags, open })
     }
 
@@ -405,32 +418,38 @@ impl Fs {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
         let appends = flags & libc::O_APPEND != 0;
-        let handle = Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends };
-        let handle = self.opens.add_handle(handle);
         let flags = self.open_flags(&open, !writes(flags));
+        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
+        let handle = Handle { open: Arc::clone(&open), file, writing, replaces, edits, appends, cached };
+        let handle = self.opens.add_handle(handle);
         Ok(Opened { attr, handle, flags, open })
     }
 
     /// Where the daemon copies, cached readers go by the inode's length in the kernel, and that is about to become the
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
-    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back goes on.
+    /// it when it looks the path up again after ESTALE. It does that once: whoever comes back waits for them, until
+    /// [`Kind::Busy`] is final.
     fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
         let passes_on = self.is_passthrough() && !self.store.keeps_checksums();
         if self.opens.node(id).map_or(passes_on, |open| open.backing.is_some()) {
             return Ok(());
         }
         let mut uncached = self.uncached.lock();
-        let read = self.opens.node(id).is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0);
-        if !read || uncached.nodes.contains(&id) {
+        let read = self
+            .opens
+            .node(id)
+            .is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0 && o.cached.load(Ordering::Relaxed) > 0);
+        if !read {
             uncached.nodes.insert(id);
             return Ok(());
         }
         if again {
             // Another value came between. Its readers close soon; new ones are not cached.
             uncached.nodes.insert(id);
+            uncached.awaited.insert(id);
             drop(uncached);
-            self.opens.wait_closed(id, limits::SETTLE_WAIT);
-            return Ok(());
+            self.send_back(who);
+            return Err(Error::new(Kind::Busy, "the value is being read; it cannot be overwritten yet"));
         }
         // Replaced this very moment: then its readers are out of the way already.
         let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
@@ -439,6 +458,27 @@ impl Fs {
         drop(uncached);
         self.listing_changed(parent);
         Err(self.send_back(who))
+    }
+
+    /// A handle that the kernel cached is closed.
+    pub(super) fn leave_cached(&self, open: &OpenNode) {
+        let mut uncached = self.uncached.lock();
+        if open.cached.fetch_sub(1, Ordering::Relaxed) == 1 && uncached.awaited.remove(&open.node) {
+            drop(uncached);
+            self.fences.change();
+        }
+    }
+
+    /// What takes the name of an inode that is overwritten is overwritten next: its readers are not cached either.
+    pub(super) fn inherit_uncached(&self, from: Option<NodeId>, by: NodeId) {
+        if !self.is_passthrough()
+            && let Some(from) = from
+        {
+            let mut uncached = self.uncached.lock();
+            if uncached.nodes.contains(&from) {
+                uncached.nodes.insert(by);
+            }
+        }
     }
 
     /// The error that has the kernel look a caller's path up once more; it is remembered that it did.
@@ -493,6 +533,7 @@ impl Fs {
             replaces: true,
             edits: None,
             appends: flags & libc::O_APPEND != 0,
+            cached: false,
         };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr: old_attr, links: 1 };
@@ -505,87 +546,6 @@ impl Fs {
         let file = self.store.probe_file()?;
         let attr = os::stat(&file)?;
         Ok((id, file, Attr { mode: libc::S_IFREG | 0o644, uid: who.uid, gid: who.gid, ..attr }))
-    }
-
-    /// FLUSH: one close(2) of a descriptor.
-    pub(super) fn flush(self: &Arc<Self>, who: Caller, fh: FileHandle, reply: ReplyEmpty) {
-        let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
-        if let Err(e) = handle.admitted() {
-            // Its lock may be held through a publication that is about to fail as well.
-            let fs = Arc::clone(self);
-            self.pool.run(move || {
-                if let Some(writing) = &handle.writing {
-                    fs.give_up(writing);
-                }
-                reply.error(errno(&e));
-            });
-            return;
-        }
-        let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let Some(writing) = handle.writing.clone() else {
-            if handle.edits.is_some() && fsyncs {
-                self.pool.run(move || answer_empty(reply, os::sync_file(&*handle.file)));
-            } else {
-                reply.ok();
-            }
-            return;
-        };
-        let value = Arc::clone(&writing);
-        let change = Change {
-            waits: true,
-            beside: self.publishes_slowly(&writing),
-            reply,
-            run: move |fs: &Arc<Fs>, _: &ReplyEmpty, []: [&[u8]; 0]| fs.flush_writing(&writing, who.tid),
-            answer: move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Stale>| match done {
-                Ok(stale) => fs.after_forgetting(stale, Box::new(move || reply.ok())),
-                Err(e) => {
-                    log::info!("a value was not published: {e}");
-                    fs.give_up(&value);
-                    reply.error(errno(&e));
-                }
-            },
-        };
-        self.change([], change);
-    }
-
-    /// RELEASE: the last close of an open file.
-    pub(super) fn release_file(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
-        let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
-        let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let settles_slowly = || {
-            let size_bytes = || os::stat(&*handle.file).map_or(0, |a| a.size_bytes);
-            handle.edits.is_some() && (fsyncs || self.is_summed_slowly(size_bytes()))
-        };
-        let slowly = last_writer.as_ref().map_or_else(settles_slowly, |w| self.publishes_slowly(w));
-        let fs = Arc::clone(self);
-        let finish = move || {
-            let mut stale: Stale = None;
-            if let Some(writing) = last_writer {
-                match fs.finish_writing(&writing) {
-                    Ok(s) => stale = s,
-                    Err(e) => {
-                        fs.give_up(&writing);
-                        if e.kind() == Kind::Stale {
-                            log::debug!("a value was not published at its last close: {e}");
-                        } else {
-                            log::warn!("a value was not published at its last close: {e}");
-                        }
-                    }
-                }
-            }
-            if let Some(node) = handle.edits {
-                handle.open.edits.fetch_sub(1, Ordering::Relaxed);
-                if let Err(e) = fs.store.end_edit(node, &handle.file)
-                    && handle.admitted().is_ok()
-                {
-                    log::warn!("a value that was edited in place could not be settled: {e}");
-                }
-            }
-            fs.opens.leave(&handle.open);
-            fs.after_forgetting(stale, Box::new(move || reply.ok()));
-        };
-        if slowly { self.pool.run(finish) } else { finish() }
     }
 }
 

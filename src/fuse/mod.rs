@@ -6,6 +6,8 @@
 
 mod acl;
 mod attr;
+mod by_key;
+mod close;
 mod dirs;
 mod events;
 mod files;
@@ -33,12 +35,10 @@ use parking_lot::Mutex;
 use crate::config::MountSettings;
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
+use crate::key::RESERVED;
 use crate::store::{NodeId, ROOT, Store};
 
 pub use mount::{Mount, Stopper, detach};
-
-/// The one reserved name, at the root of the mount and of each tenant.
-const RESERVED: &[u8] = b".fencefs";
 
 /// How long the kernel may remember what it was told. Whatever changes is taken back explicitly.
 const REMEMBER: Duration = Duration::from_secs(24 * 3600);
@@ -57,6 +57,8 @@ enum Inode {
 #[derive(Default)]
 struct Uncached {
     nodes: HashSet<NodeId>,
+    /// Those with readers from before, which somebody waits for.
+    awaited: HashSet<NodeId>,
 }
 
 /// The filesystem, shared by the event loops and the threads beside them.

@@ -48,6 +48,8 @@ pub(super) struct Writing {
     redirected_by: Mutex<Option<String>>,
     /// It was created for reading and writing, as lock files are.
     read_write: bool,
+    /// It was created below `by-key`: the kernel does not know of the entry that it becomes.
+    pub(super) by_key: AtomicBool,
 }
 
 impl Writing {
@@ -64,6 +66,7 @@ impl Writing {
             flushed_empty: AtomicBool::new(false),
             redirected_by: Mutex::new(None),
             read_write: flags & libc::O_ACCMODE == libc::O_RDWR,
+            by_key: AtomicBool::new(false),
         })
     }
 
@@ -153,6 +156,8 @@ pub(super) struct OpenNode {
     opens: AtomicU32,
     /// Handles that edit in place.
     pub(super) edits: AtomicU32,
+    /// Handles that the kernel caches.
+    pub(super) cached: AtomicU32,
 }
 
 impl OpenNode {
@@ -171,6 +176,7 @@ impl OpenNode {
             writing,
             opens: AtomicU32::new(0),
             edits: AtomicU32::new(0),
+            cached: AtomicU32::new(0),
         })
     }
 
@@ -210,6 +216,8 @@ pub(super) struct Handle {
     pub(super) edits: Option<NodeId>,
     /// Writes go to the end.
     pub(super) appends: bool,
+    /// The kernel reads it through its cache, by the inode's length.
+    pub(super) cached: bool,
 }
 
 impl Handle {
@@ -272,11 +280,6 @@ impl Opens {
             drop(tables);
             self.settled.notify_all();
         }
-    }
-
-    /// Waits until nobody has a node open, at most `wait`.
-    pub(super) fn wait_closed(&self, id: NodeId, wait: Duration) {
-        self.wait_while(wait, |tables| tables.nodes.contains_key(&id));
     }
 
     fn wait_while(&self, wait: Duration, busy: impl Fn(&Tables) -> bool) {

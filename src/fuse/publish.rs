@@ -5,6 +5,7 @@
 //! writer that is ended by a signal publishes nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Fs;
 use super::opens::Writing;
@@ -75,7 +76,8 @@ impl Fs {
         self.opens.settle(writing);
         self.listing_changed(parent);
         // The kernel may hold the entry as the replaced inode, or as absent while nobody was creating it.
-        let created_here = self.opens.node(writing.staged.lock().node()).is_some();
+        let created_here = self.opens.node(writing.staged.lock().node()).is_some()
+            && !writing.by_key.load(Ordering::Relaxed);
         Ok((replaced.is_some() || !created_here).then_some((parent, name)))
     }
 

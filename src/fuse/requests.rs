@@ -128,6 +128,7 @@ impl Filesystem for Requests {
             let mut uncached = self.0.uncached.lock();
             if !uncached.nodes.is_empty() && !self.0.store.is_named(id) {
                 uncached.nodes.remove(&id);
+                uncached.awaited.remove(&id);
             }
         }
     }
@@ -222,13 +223,13 @@ impl Filesystem for Requests {
             let (from, to) = ((parent, name), (newparent, newname));
             fs.rename(who, from, to, flags)?;
             let stale = fs.moved_stale_entry(from, to);
-            Ok(stale.then(|| Box::<[u8]>::from(newname)))
+            Ok(stale.then(|| [name, newname].map(Box::<[u8]>::from)))
         };
-        let answer = move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Option<Box<[u8]>>>| match done {
+        let answer = move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Option<[Box<[u8]>; 2]>>| match done {
             Ok(stale) => {
                 reply.ok();
-                if let Some(name) = stale {
-                    fs.forget_entry((newparent, &name));
+                if let Some([name, newname]) = stale {
+                    fs.forget_moved((parent, &name), (newparent, &newname));
                 }
             }
             Err(e) => reply.error(errno(&e)),

@@ -20,8 +20,7 @@ use crate::control::permission::Asker;
 use crate::control::reply;
 use crate::control::report::{self, MountFacts};
 use crate::error::{Error, Kind, Result};
-use crate::format::percent;
-use crate::key::{Key, Tenant};
+use crate::key::Tenant;
 use crate::os::{Attr, Timespec};
 use crate::scope;
 use crate::store::NodeId;
@@ -57,6 +56,11 @@ impl VirtualIno {
         VirtualIno { what: What::Directory, scope }
     }
 
+    /// The directory that it stands in.
+    pub(super) fn above(self) -> Self {
+        VirtualIno::directory(self.scope)
+    }
+
     pub(super) fn from_number(number: u64) -> Self {
         let what = match number & 0xff {
             1 => What::Control,
@@ -69,12 +73,16 @@ impl VirtualIno {
         VirtualIno { what, scope: (number >> 8) as u32 }
     }
 
-    fn ino(self) -> INodeNo {
+    pub(super) fn ino(self) -> INodeNo {
         INodeNo(VIRTUAL_BIT | u64::from(self.scope) << 8 | self.what as u64)
     }
 
     pub(super) fn is_control(self) -> bool {
         self.what == What::Control
+    }
+
+    pub(super) fn is_by_key(self) -> bool {
+        self.what == What::ByKey
     }
 }
 
@@ -102,7 +110,8 @@ impl Fs {
         let above = dir.and_then(|d| self.store.attr(d)).ok().flatten().map(|a| a.attr).unwrap_or_default();
         let is_root_scope = v.scope == 0 && self.settings.tenant.is_none();
         let (kind, mode) = match v.what {
-            What::Directory | What::ByKey => (FileType::Directory, 0o555),
+            What::Directory => (FileType::Directory, 0o555),
+            What::ByKey => return self.by_key_attr(v),
             // At the root each command is judged by its user.
             What::Control if is_root_scope => (FileType::RegularFile, 0o666),
             What::Control => {
@@ -131,7 +140,6 @@ impl Fs {
             What::Directory => {
                 NAMES.iter().find(|(n, _)| *n == name).map(|(_, what)| VirtualIno { what: *what, ..dir })
             }
-            What::ByKey => return self.lookup_by_key(dir, name, reply),
             _ => None,
         };
         // by-key belongs to a tenant.
@@ -141,22 +149,8 @@ impl Fs {
         }
     }
 
-    fn lookup_by_key(&self, dir: VirtualIno, name: &[u8], reply: ReplyEntry) {
-        let found = self.tenant_of_scope(dir).and_then(|tenant| {
-            let tenant = tenant.ok_or_else(no_such_file)?;
-            let bytes = percent::decode(name).ok_or_else(no_such_file)?;
-            let id = self.store.find_key(&tenant, &Key::new(bytes)?)?.ok_or_else(no_such_file)?;
-            self.store.retain(id)?;
-            self.attr_of(id, 0).inspect_err(|_| self.store.release(id, 1))
-        });
-        match found {
-            Ok((attr, _)) => reply.entry(&FORGET, &attr, Generation(0)),
-            Err(e) => reply.error(errno(&e)),
-        }
-    }
-
     fn rows(&self, dir: VirtualIno) -> Vec<(&'static [u8], VirtualIno)> {
-        let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", VirtualIno::directory(dir.scope))];
+        let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", dir.above())];
         if dir.what == What::Directory {
             let of_tenant = matches!(self.tenant_of_scope(dir), Ok(Some(_)));
             let names = NAMES.iter().filter(|(_, what)| *what != What::ByKey || of_tenant);

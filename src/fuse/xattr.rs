@@ -80,6 +80,7 @@ impl Fs {
     /// Owner and mode of something that the caller makes in a directory: with a default ACL there, that decides in
     /// place of the umask.
     pub(super) fn new_owner(&self, who: Caller, dir: NodeId, mode: u32, umask: u32) -> Result<NewOwner> {
+        let dir = self.store.governing(dir);
         let above =
             self.store.attr(dir)?.ok_or_else(|| Error::new(Kind::NotFound, "no such directory any more"))?;
         let in_setgid_dir = above.attr.mode & libc::S_ISGID != 0;
@@ -121,6 +122,11 @@ impl Fs {
     fn kept_acl(&self, who: Caller, id: NodeId, name: &str) -> Result<Option<Acl>> {
         let Some(file) = self.attributes(who, id)? else { return Ok(None) };
         os::xattr_get(&*file, name, MAX_VALUE_BYTES)?.map(|v| Acl::parse(&v)).transpose()
+    }
+
+    /// Whether a directory's mode bits are not all that decides who may use it.
+    pub(super) fn has_acl(&self, who: Caller, dir: NodeId) -> Result<bool> {
+        Ok(self.store.has_acls() && self.kept_acl(who, dir, KEPT_ACCESS)?.is_some())
     }
 
     /// A mode that was set changes the ACL that stands behind it.

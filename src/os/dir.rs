@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::file::{Attr, FsSpace};
 use crate::error::{Error, Result};
@@ -176,14 +177,13 @@ impl Dir {
 
     /// All names but `.` and `..`.
     pub fn entries(&self) -> Result<Vec<DirEntry>> {
-        let fd = rustix::fs::openat(
-            &self.0,
-            c".",
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| Error::os("cannot list directory", e))?;
-        self.list(fd)
+        let again = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.0, c".", again, Mode::empty()) {
+            Ok(fd) => self.list(fd),
+            // Removed since it was opened: whoever did found nothing in it.
+            Err(Errno::NOENT) => Ok(Vec::new()),
+            Err(e) => Err(Error::os("cannot list directory", e)),
+        }
     }
 
     /// All names but `.` and `..`, by this descriptor's own position: for a directory that is opened to be listed once.
@@ -196,7 +196,10 @@ impl Dir {
         let mut iter = RawDir::new(fd, buf.spare_capacity_mut());
         let mut out = Vec::new();
         while let Some(entry) = iter.next() {
-            let entry = entry.map_err(|e| Error::os("cannot list directory", e))?;
+            let entry = match entry {
+                Err(Errno::NOENT) => break,
+                entry => entry.map_err(|e| Error::os("cannot list directory", e))?,
+            };
             let name = entry.file_name().to_bytes();
             if name == b"." || name == b".." {
                 continue;
@@ -240,5 +243,21 @@ impl Dir {
             total_inodes: st.f_files,
             available_inodes: st.f_favail,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_removed_lists_nothing() {
+        let above = tempfile::tempdir().unwrap();
+        let root = Dir::open_root(above.path()).unwrap();
+        let gone = root.ensure_dir("d", 0o700).unwrap();
+        let once = root.open_dir("d").unwrap();
+        assert!(root.rmdir("d").unwrap());
+        assert!(gone.entries().unwrap().is_empty());
+        assert!(once.entries_once().unwrap().is_empty());
     }
 }

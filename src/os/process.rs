@@ -70,6 +70,13 @@ pub fn program(tid: u32) -> Option<String> {
     Some(name.trim_end_matches('\n').to_owned())
 }
 
+/// The supplementary groups of a thread, as far as /proc tells.
+pub fn groups(tid: u32) -> Option<Vec<u32>> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("Groups:"))?;
+    line.split_ascii_whitespace().map(|g| g.parse().ok()).collect()
+}
+
 /// Whether the process of thread `tid` was started by that of `ancestor`, over at most a few generations.
 pub fn descends_from(tid: u32, ancestor: u32) -> bool {
     let mut at = tid;

@@ -153,7 +153,11 @@ impl Store {
         if self.evict_overgrown(id, os::stat(file)?.blocks) {
             return Ok(());
         }
-        self.settle(id, file, passed)
+        let settled = self.settle(id, file, passed);
+        if settled.is_err() {
+            self.doubted.store(true, Ordering::Relaxed);
+        }
+        settled
     }
 
     /// Writes the length and checksum that a record has now, and takes its editing flag away.

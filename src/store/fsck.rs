@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::checkpoint::take_mark;
 use super::content::read_sum;
 use super::object::{self, is_obstacle};
 use super::proof::{EpochDir, Visitor};
@@ -191,6 +192,10 @@ pub fn check(root: &Path, options: Options, report: &dyn Report) -> Result<Summa
         }
     };
     if let Some(data) = data {
+        if check.repair {
+            // What is repaired is not what the last clean stop left.
+            take_mark(&data)?;
+        }
         check.data(&data, ledger.as_ref())?;
     }
     Ok(check.sums.summary())

@@ -14,7 +14,7 @@ use super::node::ROOT_SLOT;
 pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, State};
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
-use crate::key::{Key, RecordKind};
+use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
 use crate::os::Timespec;
 
 /// What a tenant, or the store, holds.
@@ -33,6 +33,8 @@ pub struct TenantEntry {
     pub home: Arc<Home>,
     /// Its directory node.
     pub node: NodeId,
+    /// The directory of its keys that no path spells.
+    pub unspelled: NodeId,
     /// What it holds.
     pub usage: Usage,
     /// What of that has no name any more: a removal took it and has not finished.
@@ -122,6 +124,16 @@ impl Index {
         }
     }
 
+    /// Makes room for so many nodes more, in one piece.
+    pub fn reserve(&mut self, nodes: usize) {
+        self.nodes.reserve(nodes);
+        let (slots, hasher) = (&self.nodes, &self.hasher);
+        self.names.reserve(nodes, |&s| {
+            let n = &slots[s as usize];
+            hasher.hash_one((n.parent, &*n.name))
+        });
+    }
+
     /// The node of this number, in whatever state.
     pub fn get(&self, id: NodeId) -> Result<&Node> {
         let node = self.nodes.get(id.slot() as usize).ok_or_else(gone)?;
@@ -171,9 +183,13 @@ impl Index {
         self.hasher.hash_one((parent, name))
     }
 
-    /// The entry `name` of a directory.
+    /// The node of the key that the entry `name` of a directory spells, wherever it stands.
     pub fn child(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
-        let slot = parent.slot();
+        self.entry(parent.slot(), name).or_else(|| self.elsewhere(parent, name))
+    }
+
+    /// The entry `name` of a directory itself.
+    pub(super) fn entry(&self, slot: Slot, name: &[u8]) -> Option<NodeId> {
         let found = self.names.find(self.hash(slot, name), |&s| {
             let n = &self.nodes[s as usize];
             n.parent == slot && *n.name == *name
@@ -213,7 +229,7 @@ impl Index {
 
     /// Whether this is the directory of a tenant.
     pub fn is_tenant_dir(&self, slot: Slot) -> bool {
-        slot != ROOT_SLOT && self.nodes[slot as usize].parent == ROOT_SLOT
+        self.tenants.get(self.at(slot).tenant as usize).is_some_and(|t| t.node.slot() == slot)
     }
 
     /// The tenant that a node belongs to; an error for the root.
@@ -278,12 +294,14 @@ impl Index {
         let node = self.get(id)?;
         let parent = self.parent_of(node);
         self.dir(parent)?;
-        let replaced = self.child(parent, &self.nodes[id.slot() as usize].name);
+        let slot = id.slot();
+        let is_dir = self.nodes[slot as usize].dir.is_some();
+        let name = &self.nodes[slot as usize].name;
+        // A directory and a value of one key are two records.
+        let replaced = if is_dir { self.entry(parent.slot(), name) } else { self.child(parent, name) };
         if let Some(old) = replaced {
             self.unlink(old, now)?;
         }
-        let slot = id.slot();
-        let is_dir = self.nodes[slot as usize].dir.is_some();
         let dir = self.dir_mut(parent)?;
         let cookie = dir.next_cookie;
         dir.next_cookie += 1;
@@ -327,60 +345,6 @@ impl Index {
     pub fn children(&self, dir: NodeId, max: usize) -> Vec<NodeId> {
         let children = self.dir(dir).map(|d| d.children.values().take(max).map(|&s| self.id_of(s)).collect());
         children.unwrap_or_default()
-    }
-
-    /// Takes a linked node's name away and goes on counting what it occupies, until [`Index::forget_hidden`].
-    pub fn hide(&mut self, id: NodeId, now: Timespec) -> Result<()> {
-        let node = self.linked(id)?;
-        let number = node.tenant as usize;
-        let hidden = Usage { bytes: node.blocks * 512, keys: u64::from(node.dir.is_none()) };
-        self.unlink(id, now)?;
-        self.count_hidden(number as u32, hidden);
-        Ok(())
-    }
-
-    /// Counts what has no name and occupies the disk, until [`Index::forget_hidden`].
-    pub fn count_hidden(&mut self, number: u32, hidden: Usage) {
-        let Some(tenant) = self.tenants.get_mut(number as usize) else { return };
-        for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage, &mut tenant.hidden] {
-            *usage = Usage { bytes: usage.bytes + hidden.bytes, keys: usage.keys + hidden.keys };
-        }
-    }
-
-    /// What a tenant's removal took is gone for good.
-    pub fn forget_hidden(&mut self, number: u32) {
-        let Some(tenant) = self.tenants.get_mut(number as usize) else { return };
-        let hidden = std::mem::take(&mut tenant.hidden);
-        for usage in [&mut self.usage, &mut self.hidden, &mut tenant.usage] {
-            *usage = Usage { bytes: usage.bytes - hidden.bytes, keys: usage.keys - hidden.keys };
-        }
-    }
-
-    /// A logical removal is done with what it took: no tenant is charged for it, and it occupies the disk until
-    /// [`Index::forget_trash`].
-    pub fn discard_hidden(&mut self, number: u32) {
-        let bytes = self.tenants.get(number as usize).map_or(0, |t| t.hidden.bytes);
-        self.forget_hidden(number);
-        self.count_trash(bytes);
-    }
-
-    /// Counts what is in the trash and no pending removal's.
-    pub fn count_trash(&mut self, bytes: u64) {
-        self.trash_bytes += bytes;
-        self.usage.bytes += bytes;
-        self.hidden.bytes += bytes;
-    }
-
-    /// The trash is empty.
-    pub fn forget_trash(&mut self) {
-        let bytes = std::mem::take(&mut self.trash_bytes);
-        self.usage.bytes -= bytes;
-        self.hidden.bytes -= bytes;
-    }
-
-    /// What the quota is asked for: hidden values are about to go, and nobody else makes room for them.
-    pub fn charged(&self) -> Usage {
-        Usage { bytes: self.usage.bytes - self.hidden.bytes, keys: self.usage.keys - self.hidden.keys }
     }
 
     /// Removes a linked node from its parent's list and the table of names.
@@ -459,8 +423,8 @@ impl Index {
     pub fn exchange(&mut self, a: NodeId, b: NodeId, now: Timespec) -> Result<()> {
         let place = |node: &Node| (node.parent, node.name.clone());
         let (a_place, b_place) = (place(self.linked(a)?), place(self.linked(b)?));
-        // `a` waits under an unused name of its own parent's: its slot's, behind a byte that no path component has.
-        let parking = [b"/".as_slice(), &a.0.to_le_bytes()].concat();
+        // `a` waits under a name of its own parent's that is too long to be any key.
+        let parking = vec![b'/'; MAX_KEY_BYTES + 1];
         self.relink(a, self.id_of(a_place.0), &parking, now)?;
         self.relink(b, self.id_of(a_place.0), &a_place.1, now)?;
         self.relink(a, self.id_of(b_place.0), &b_place.1, now)?;
@@ -603,8 +567,14 @@ impl Index {
                 sum.keys += u64::from(node.dir.is_none());
             }
             pinned += if node.pinned { node.blocks * 512 } else { 0 };
-            if self.child(self.parent_of(node), &node.name) != Some(self.id_of(slot)) {
+            if self.is_unspelled(slot) {
+                continue;
+            }
+            if self.entry(node.parent, &node.name) != Some(self.id_of(slot)) {
                 found.push(format!("node {slot} is not found by its name"));
+            }
+            if node.dir.is_none() && self.elsewhere(self.parent_of(node), &node.name).is_some() {
+                found.push(format!("the key of node {slot} has two nodes"));
             }
         }
         for (sum, tenant) in sums.iter().zip(&self.tenants) {

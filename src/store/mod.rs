@@ -17,11 +17,14 @@ use crate::ledger::{Pending, StorageFile};
 use crate::os::{self, Dir};
 use object::Place;
 
+mod checkpoint;
 pub mod content;
 pub mod edit;
 pub mod evict;
 pub mod fence;
+mod fill;
 pub mod fsck;
+mod hidden;
 pub mod index;
 pub mod names;
 pub mod node;
@@ -36,6 +39,7 @@ pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
+pub mod unspelled;
 pub mod writer;
 
 pub use content::Passing;
@@ -123,6 +127,8 @@ pub struct Store {
     scopes: Mutex<remove::Scopes>,
     /// The store is being closed: long work ends where it is.
     stopping: AtomicBool,
+    /// Something failed between the disk and the index: the next start looks at the disk.
+    doubted: AtomicBool,
     keeper: Arc<room::Keeper>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
@@ -147,6 +153,7 @@ impl Store {
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Store>> {
         let data = root.data()?;
+        let stop = checkpoint::take_mark(&data)?;
         let tenants_dir = data.ensure_dir(layout::TENANTS, 0o755)?;
         let space = data.space()?;
         let quota = settings.quota.size_bytes.unwrap_or(space.total_bytes / 10 * 9);
@@ -177,13 +184,14 @@ impl Store {
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),
             stopping: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             keeper: Arc::default(),
             events: Mutex::new(None),
             last_error: Mutex::new(None),
             counters: status::Counters::default(),
         });
         store.load_tenants()?;
-        store.recover(progress)?;
+        store.recover(stop, progress)?;
         // A wrong sum is no reason to keep the store shut.
         if let Err(e) = store.count_removed() {
             store.note_error(format!("cannot count what removals have yet to delete: {e}"));
@@ -193,10 +201,10 @@ impl Store {
         Ok(store)
     }
 
-    /// Writes the checkpoint that a clean stop leaves. Called once, after the last mount is gone.
+    /// Ends every mutation and writes what a clean stop leaves. Called once, after the last mount is gone.
     pub fn close(&self) -> Result<()> {
         self.stop_keeper();
-        self.write_checkpoint()?;
+        self.write_stop()?;
         self.note_clean()
     }
 

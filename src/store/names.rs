@@ -178,6 +178,12 @@ impl Store {
         self.index.lock().release(id, n);
     }
 
+    /// Whether a node stands in this directory.
+    pub fn stands_in(&self, id: NodeId, dir: NodeId) -> bool {
+        let index = self.index.lock();
+        index.get(id).is_ok_and(|node| index.parent_of(node) == dir)
+    }
+
     /// A linked node's parent directory.
     pub fn parent(&self, id: NodeId) -> Result<NodeId> {
         let index = self.index.lock();
@@ -348,6 +354,8 @@ impl Store {
         if let Some(blocks) = blocks {
             index.set_blocks(id, blocks)?;
         }
+        drop(index);
+        self.tell_moved(replaced, to.0);
         self.counters.renames.fetch_add(1, Ordering::Relaxed);
         synced.map(|()| replaced)
     }

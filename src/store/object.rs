@@ -72,8 +72,11 @@ pub(super) fn judge_file(
     if !attr.is_file() {
         return Ok(Err("it is not a regular file"));
     }
-    let Some(packed) = os::xattr_get(file, record::XATTR, record::MAX_XATTR_BYTES + 64)? else {
-        return Ok(Err("it has no record metadata"));
+    let packed = match os::xattr_get(file, record::XATTR, record::MAX_XATTR_BYTES + 64) {
+        Ok(Some(packed)) => packed,
+        Ok(None) => return Ok(Err("it has no record metadata")),
+        Err(e) if e.kind() == Kind::Range => return Ok(Err("its record metadata is longer than any")),
+        Err(e) => return Err(e),
     };
     let Ok(rec) = Record::decode(&packed) else {
         return Ok(Err("its record metadata cannot be read"));

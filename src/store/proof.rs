@@ -126,8 +126,13 @@ impl EpochDir<'_> {
             Err(e) if is_obstacle(&e) => return Ok(Verdict::Stranger("it is not a regular file")),
             Err(e) => return Err(e),
         };
-        let Some(packed) = os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64)? else {
-            return Ok(Verdict::Stranger("it has no record metadata"));
+        let packed = match os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64) {
+            Ok(Some(packed)) => packed,
+            Ok(None) => return Ok(Verdict::Stranger("it has no record metadata")),
+            Err(e) if e.kind() == Kind::Range => {
+                return Ok(Verdict::Stranger("its record metadata is longer than any"));
+            }
+            Err(e) => return Err(e),
         };
         Ok(match Record::decode(&packed) {
             Err(_) => Verdict::Stranger("its record metadata cannot be read"),

@@ -178,23 +178,27 @@ impl Store {
         self.keep_stranger(tenant, top, name, &at, "it is no epoch directory")
     }
 
-    /// Takes every name below a tenant's directory out of the index, gives up what is being written under an older
+    /// Takes every key of a tenant, spelled by a path or not, out of the index, gives up what is being written under an older
     /// epoch, and waits until nobody believes in any of it.
     fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
         step!("removal.hide");
         if home.epoch >= generation.into() {
             return Ok(());
         }
-        let directory = self.index.lock().tenants[home.number as usize].node;
+        let (directory, unspelled) = {
+            let index = self.index.lock();
+            let tenant = &index.tenants[home.number as usize];
+            (tenant.node, tenant.unspelled)
+        };
         let mut known = Vec::new();
-        let mut below = vec![directory];
+        let mut below = vec![directory, unspelled];
         while let Some(&dir) = below.last() {
             // In pieces, so that others get at the index.
             let mut index = self.index.lock();
             let children = index.children(dir, limits::HIDDEN_AT_ONCE);
             if children.is_empty() {
                 below.pop();
-                if dir != directory {
+                if dir != directory && dir != unspelled {
                     hide_one(&mut index, dir, &mut known);
                 }
                 continue;
@@ -236,11 +240,9 @@ impl Store {
                 }
             }
             if home.epoch < (*generation).into() {
-                let index = self.index.lock();
-                if !index.dir(index.tenants[home.number as usize].node)?.children.is_empty() {
+                if !self.index.lock().is_empty(home.number) {
                     return left(format!("a name of tenant {}", home.tenant));
                 }
-                drop(index);
                 if let Some(name) = self.staged_below(&home)? {
                     return left(format!("data/{}/{name}", layout::STAGING));
                 }

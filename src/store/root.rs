@@ -3,10 +3,13 @@
 //! INVARIANT: the format file comes first, then the ledger, then the managed data; so where data is, a ledger was, and
 //! one that is missing or damaged is never made anew: it says what was removed.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
@@ -24,23 +27,26 @@ pub struct StoreRoot {
     pub(super) _lock: std::fs::File,
     pub(super) storage: Arc<StorageFile>,
     ledger: Arc<Database>,
+    /// XXH3-64 of the format file.
+    pub(super) superblock_sum: u64,
 }
 
 impl StoreRoot {
     /// Creates or takes over the store at `root`. Nothing of its data is touched.
     pub fn lock(root: &Path) -> Result<StoreRoot> {
-        std::fs::create_dir_all(root)
-            .map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
+        make_root(root).map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
         let path = root
             .canonicalize()
             .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
         let dir = Dir::open_root(&path)?;
         refuse_what_is_no_store(&dir, &path)?;
         let lock = take_lock(&dir, &path)?;
-        let superblock = open_superblock(&dir, &path)?;
+        let text = open_superblock(&dir, &path)?;
+        let superblock = Superblock::decode(&text)?;
         let ledger = open_ledger(&dir, &path, superblock.storage_id)?;
         let storage = Arc::new(StorageFile::open(Arc::clone(&ledger))?);
-        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger })
+        let superblock_sum = xxh3_64(text.as_bytes());
+        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger, superblock_sum })
     }
 
     /// The identity of the store.
@@ -111,7 +117,7 @@ impl Held {
     }
 
     pub(super) fn superblock(&self) -> Result<Superblock> {
-        open_superblock(&self.dir, &self.path)
+        Superblock::decode(&open_superblock(&self.dir, &self.path)?)
     }
 
     /// Reads the ledger from a copy of its file, since opening it may write.
@@ -203,12 +209,24 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
     Ok(file)
 }
 
+/// The directory of a new store is its daemon's alone: everybody else comes through the mount. One that is there keeps
+/// its mode. The daemon's umask says nothing, so modes are spelled out.
+fn make_root(root: &Path) -> std::io::Result<()> {
+    if let Some(above) = root.parent().filter(|p| !p.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o755).create(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(root) {
+        Err(_) if root.is_dir() => Ok(()),
+        done => done,
+    }
+}
+
 /// Before anything there is touched, the lock file included.
 fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
     if root.stat(layout::SUPERBLOCK)?.is_some() {
         return Ok(());
     }
-    for name in [layout::DATA, layout::LEDGER, layout::ORDER, layout::LOCK] {
+    for name in [layout::DATA, layout::LEDGER, layout::ORDER, layout::CHECKPOINT, layout::LOCK] {
         if root.stat(name)?.is_none() || (name == layout::LOCK && is_our_lock(root)?) {
             continue;
         }
@@ -233,17 +251,18 @@ fn is_our_lock(root: &Dir) -> Result<bool> {
     Ok(text.trim_ascii().iter().all(u8::is_ascii_digit))
 }
 
-fn open_superblock(root: &Dir, path: &Path) -> Result<Superblock> {
+/// The text of the format file, made where it is missing.
+fn open_superblock(root: &Dir, path: &Path) -> Result<String> {
     if let Some(file) = root.open_file(layout::SUPERBLOCK, false)? {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut &file, &mut text)
             .map_err(|e| Error::os(format!("cannot read {}/{}", path.display(), layout::SUPERBLOCK), e))?;
-        return Superblock::decode(&text);
+        return Ok(text);
     }
     refuse_what_is_no_store(root, path)?;
-    let superblock = Superblock::new();
-    write_root_file(root, layout::SUPERBLOCK, superblock.encode().as_bytes())?;
-    Ok(superblock)
+    let text = Superblock::new().encode();
+    write_root_file(root, layout::SUPERBLOCK, text.as_bytes())?;
+    Ok(text)
 }
 
 fn require_xattrs(data: &Dir, path: &Path) -> Result<()> {

@@ -27,6 +27,8 @@ pub struct Counters {
     pub eviction_errors: AtomicU64,
     /// Records that failed validation.
     pub quarantined: AtomicU64,
+    /// Records that the start walked over; none where the checkpoint told it.
+    pub scanned: AtomicU64,
     /// Records that removals deleted, and trash that was emptied after them.
     pub removed_records: AtomicU64,
     /// Attempts at removals that failed.

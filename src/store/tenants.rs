@@ -36,6 +36,17 @@ pub struct Home {
     pub durable_shards: Mutex<HashSet<u16>>,
 }
 
+fn older_than_the_data(path: &str, known: Epoch) -> Error {
+    Error::new(
+        Kind::Corrupt,
+        format!(
+            "{path} is of a removal that {} does not know (it knows {known}): the file is older than the data; \
+             restore the newest one",
+            layout::LEDGER
+        ),
+    )
+}
+
 pub(super) fn dir_attr(a: &Attr) -> DirAttr {
     DirAttr { mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, atime: a.atime, mtime: a.mtime, ctime: a.ctime }
 }
@@ -43,6 +54,7 @@ pub(super) fn dir_attr(a: &Attr) -> DirAttr {
 impl Store {
     /// Takes over the tenants that are on disk, and makes `default`. Names that are no tenants are left alone.
     pub(super) fn load_tenants(&self) -> Result<()> {
+        self.judge_trash()?;
         for entry in self.tenants_dir.entries()? {
             let shown = entry.name.escape_ascii().to_string();
             match Tenant::new(&entry.name) {
@@ -60,10 +72,8 @@ impl Store {
 
     fn adopt_tenant(&self, tenant: &Tenant) -> Result<NodeId> {
         let top = self.tenants_dir.open_dir(tenant.as_str())?;
-        let (applied, pending) =
-            (self.root.storage.applied().epoch_of(tenant), self.scopes.lock().epoch_of(tenant));
-        let epoch = pending.unwrap_or(applied).max(applied);
-        self.judge_epochs(tenant, &top, epoch, pending.is_some())?;
+        let (epoch, is_pending) = self.known_epoch(tenant);
+        self.judge_epochs(tenant, &top, epoch, is_pending)?;
         let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
         if self.durable() {
             top.sync()?;
@@ -82,15 +92,17 @@ impl Store {
             fence: Fence::new(epoch),
             durable_shards: Mutex::default(),
         });
-        if pending.is_some() {
+        if is_pending {
             home.fence.close(epoch);
         }
         let name = tenant.as_str().as_bytes();
         let node =
             index.add_pending(ROOT, name, number, RecordKind::Directory, Some(Directory::new(attr, true)));
+        let unspelled = index.add_unspelled(number, attr)?;
         index.tenants.push(super::index::TenantEntry {
             home,
             node,
+            unspelled,
             usage: Default::default(),
             hidden: Default::default(),
             pinned_bytes: 0,
@@ -105,6 +117,13 @@ impl Store {
         Ok(node)
     }
 
+    /// The epoch of the latest removal of a tenant that is applied or pending, and whether one is pending.
+    fn known_epoch(&self, tenant: &Tenant) -> (Epoch, bool) {
+        let (applied, pending) =
+            (self.root.storage.applied().epoch_of(tenant), self.scopes.lock().epoch_of(tenant));
+        (pending.unwrap_or(applied).max(applied), pending.is_some())
+    }
+
     /// What to think of the epoch directories beside the one that counts. Older ones are garbage: a removal that is
     /// pending takes them, one that was applied has left them.
     fn judge_epochs(&self, tenant: &Tenant, top: &Dir, epoch: Epoch, is_pending: bool) -> Result<()> {
@@ -114,18 +133,23 @@ impl Store {
                 continue;
             };
             if found > epoch {
-                return Err(Error::new(
-                    Kind::Corrupt,
-                    format!(
-                        "data/t/{tenant}/{found} is of a removal that {} does not know (it knows {epoch}): the file is \
-                         older than the data; restore the newest one",
-                        layout::LEDGER
-                    ),
-                ));
+                return Err(older_than_the_data(&format!("data/t/{tenant}/{found}"), epoch));
             }
             if found < epoch && !is_pending {
                 log::info!("data/t/{tenant}/{found} is below the applied generation {epoch} and is deleted");
                 self.move_to_trash(top, tenant, found, Generation(epoch.0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands in the trash was put there by a removal that is applied, or pending. One that is neither was
+    /// forgotten together with what it still has to delete.
+    fn judge_trash(&self) -> Result<()> {
+        for trashed in self.list_trash()? {
+            let (known, _) = self.known_epoch(&trashed.tenant);
+            if known < trashed.generation.into() {
+                return Err(older_than_the_data(&trashed.shown(), known));
             }
         }
         Ok(())
@@ -154,21 +178,22 @@ impl Store {
         let (node, home) = {
             let index = self.index.lock();
             let node = index.child(ROOT, name).ok_or_else(|| Error::new(Kind::NotFound, "no such tenant"))?;
-            if !index.dir(node)?.children.is_empty() {
+            let home = Arc::clone(&index.tenant_of(node)?.home);
+            if !index.is_empty(home.number) {
                 return Err(Error::new(Kind::NotEmpty, "the tenant holds keys"));
             }
-            (node, Arc::clone(&index.tenant_of(node)?.home))
+            (node, home)
         };
         home.fence.hold()?;
-        let emptied = self.index.lock().dir(node).map(|d| d.children.is_empty());
+        let emptied = self.index.lock().is_empty(home.number);
         let result = match emptied {
-            Ok(true) => self.drop_tenant_dirs(&home).and_then(|()| {
+            true => self.drop_tenant_dirs(&home).and_then(|()| {
                 let mut index = self.index.lock();
                 index.tenants[home.number as usize].live = false;
+                index.drop_unspelled(home.number);
                 index.unlink(node, Timespec::now())
             }),
-            Ok(false) => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
-            Err(e) => Err(e),
+            false => Err(Error::new(Kind::NotEmpty, "the tenant holds keys")),
         };
         match &result {
             // A writer that was admitted before finds its epoch gone, not merely closed.
@@ -259,20 +284,6 @@ impl Store {
     /// The directory node of the tenant in this slot.
     pub fn node_in_slot(&self, slot: u32) -> Result<NodeId> {
         self.tenant_in_slot(slot).and_then(|t| self.tenant_node(&t))
-    }
-
-    /// The node of a key, where a path spells it.
-    pub fn find_key(&self, tenant: &Tenant, key: &crate::key::Key) -> Result<Option<NodeId>> {
-        let mut at = self.tenant_node(tenant)?;
-        let Some(path) = key.path() else { return Ok(None) };
-        let index = self.index.lock();
-        for part in path {
-            match index.child(at, part) {
-                Some(id) => at = id,
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(at))
     }
 
     /// A tenant's own quota.

@@ -154,10 +154,17 @@ impl Store {
     }
 
     fn count_trashed(&self, trashed: &Trashed, count: &Count) -> Result<()> {
-        let Some(above) = self.trash.open_dir_if_any(trashed.generation.to_string())? else { return Ok(()) };
-        let Some(dir) = above.open_dir_if_any(&trashed.name)? else { return Ok(()) };
+        let Some((_, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
         EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), &self.stopping, count)
+    }
+
+    /// An epoch directory of the trash behind the directory that it is in; `None` where somebody has emptied it.
+    fn open_trashed(&self, trashed: &Trashed) -> Result<Option<(Dir, Dir)>> {
+        let Some(above) = self.trash.open_dir_if_any(trashed.generation.to_string())? else {
+            return Ok(None);
+        };
+        Ok(above.open_dir_if_any(&trashed.name)?.map(|dir| (above, dir)))
     }
 
     /// Takes an epoch directory from a tenant. Afterwards no path leads to it.
@@ -169,10 +176,17 @@ impl Store {
         generation: Generation,
     ) -> Result<()> {
         step!("removal.trash");
-        let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
-        top.rename(epoch.to_string(), &into, name, RenameHow::NoReplace)
-            .map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+        let moved = || {
+            let into = self.trash.ensure_dir(generation.to_string(), 0o700)?;
+            top.rename(epoch.to_string(), &into, &name, RenameHow::NoReplace)
+        };
+        let done = match moved() {
+            // Somebody who emptied the generation's directory removed it meanwhile.
+            Err(e) if e.kind() == Kind::NotFound => moved(),
+            done => done,
+        };
+        done.map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
     }
 
     /// What is in the trash of a scope and older than `generation`.
@@ -194,15 +208,13 @@ impl Store {
         deleted: &AtomicU64,
         stop: &AtomicBool,
     ) -> Result<()> {
-        let generation = trashed.generation.to_string();
-        let Some(above) = self.trash.open_dir_if_any(&generation)? else { return Ok(()) };
-        let Some(dir) = above.open_dir_if_any(&trashed.name)? else { return Ok(()) };
+        let Some((above, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
         let delete = Delete { store: self, tenant: &trashed.tenant, deleted };
         EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), stop, &delete)?;
         above.rmdir(&trashed.name).map_err(|e| e.context(&shown))?;
         // Another tenant's directory, or a stranger, may be there still.
-        match self.trash.rmdir(&generation) {
+        match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
         }

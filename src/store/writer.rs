@@ -256,7 +256,10 @@ impl Store {
         if linked.is_err() {
             // Its directory was removed meanwhile: the value has no place.
             self.index.lock().abandon(staged.node);
-            self.delete_record(&home, &place)?;
+            if let Err(e) = self.delete_record(&home, &place) {
+                self.doubted.store(true, Ordering::Relaxed);
+                return Err(e);
+            }
         }
         let replaced = linked?;
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
@@ -322,7 +325,9 @@ impl Store {
             index.dir_mut(staged.node)?.recorded = true;
         }
         let over = self.over_high(&index);
+        let parent = index.parent_of(index.at(staged.node.slot()));
         drop(index);
+        self.tell_moved(replaced, parent);
         if over {
             self.wake_keeper();
         }

@@ -40,6 +40,10 @@ impl Fifo {
         self.links.get(slot as usize).copied().filter(|l| l.next != ABSENT)
     }
 
+    pub(super) fn holds(&self, slot: Slot) -> bool {
+        self.link(slot).is_some()
+    }
+
     fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         let mut at = self.head;
         std::iter::from_fn(move || {

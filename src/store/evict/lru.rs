@@ -1,38 +1,34 @@
-//! Least recently opened or published, first out.
+//! Least recently opened or published, first out: the same list, in which a touch moves to the end.
 
-use lru::LruCache;
-
+use super::fifo::Fifo;
 use super::{Policy, Slot};
 
 /// Slots in the order of their last touch.
-pub(super) struct Lru(LruCache<Slot, ()>);
-
-impl Lru {
-    /// Unbounded: the store's quota, not this list, says how many keys there are.
-    pub(super) fn new() -> Self {
-        Lru(LruCache::unbounded())
-    }
-}
+#[derive(Default)]
+pub(super) struct Lru(Fifo);
 
 impl Policy for Lru {
     fn insert(&mut self, slot: Slot) {
-        self.0.put(slot, ());
+        self.0.remove(slot);
+        self.0.insert(slot);
     }
 
     fn touch(&mut self, slot: Slot) {
-        self.0.promote(&slot);
+        if self.0.holds(slot) {
+            self.insert(slot);
+        }
     }
 
     fn remove(&mut self, slot: Slot) {
-        self.0.pop(&slot);
+        self.0.remove(slot);
     }
 
     fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        self.0.iter().rev().map(|(slot, ())| *slot).find(|s| evictable(*s))
+        self.0.victim(evictable)
     }
 
     fn order(&self) -> Vec<Slot> {
-        self.0.iter().rev().map(|(slot, ())| *slot).collect()
+        self.0.order()
     }
 
     fn len(&self) -> usize {

@@ -43,7 +43,7 @@ pub trait Policy: Send {
 pub fn new(name: PolicyName) -> Box<dyn Policy> {
     match name {
         PolicyName::Fifo => Box::<fifo::Fifo>::default(),
-        PolicyName::Lru => Box::new(lru::Lru::new()),
+        PolicyName::Lru => Box::<lru::Lru>::default(),
     }
 }
 

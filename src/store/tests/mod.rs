@@ -15,11 +15,14 @@ use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 
+mod checkpoint;
 mod checksum;
 mod collision;
 #[cfg(feature = "failpoints")]
 mod crash;
 mod fsck;
+#[cfg(feature = "failpoints")]
+mod gate;
 mod model;
 mod races;
 mod recovery;
@@ -29,6 +32,7 @@ mod removal;
 mod removal_steps;
 mod renames;
 mod room;
+mod unspelled;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
 static GLOBAL: Mutex<()> = Mutex::new(());

@@ -70,6 +70,14 @@ fn a_record_without_metadata_is_quarantined() {
 }
 
 #[test]
+fn a_record_with_more_metadata_than_any_is_quarantined() {
+    let swell = |_: &Bench, bad: &Path| {
+        os::xattr_set(File::open(bad).unwrap(), XATTR, &[1; 4000], XattrMode::Set).unwrap();
+    };
+    only_good(spoiled(swell), 1);
+}
+
+#[test]
 fn a_record_of_a_foreign_tenant_is_quarantined() {
     only_good(spoiled(|_, bad| rewrite(bad, |r| r.tenant = tenant("other"))), 1);
 }

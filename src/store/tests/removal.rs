@@ -435,6 +435,15 @@ fn epoch_directories_are_judged_by_the_markers() {
     let refused = open_store(&bench.root(), &StoreSettings::default()).unwrap_err();
     assert_eq!(refused.kind(), Kind::Corrupt);
     assert!(refused.to_string().contains("data/t/a/5"), "{refused}");
+    // A removal that nobody knows any more has left this: what it has yet to delete would be its last trace.
+    std::fs::remove_dir(bench.root().join("data/t/a/5")).unwrap();
+    let forgotten = bench.root().join("data/.trash/6");
+    std::fs::create_dir(&forgotten).unwrap();
+    std::fs::rename(&saved, forgotten.join("a@4.1")).unwrap();
+    let refused = open_store(&bench.root(), &StoreSettings::default()).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Corrupt);
+    assert!(refused.to_string().contains("data/.trash/6/a@4.1"), "{refused}");
+    assert_eq!(names_in(&forgotten), ["a@4.1"], "nothing was deleted");
 }
 
 /// Others find room at once, also where the quota was full of what is being removed.
@@ -463,6 +472,7 @@ fn modes_of_what_is_made_are_private() {
     let mode = |path: &str| bench.root().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("data/t/a/1"), 0o700);
     assert_eq!(mode("data/.trash"), 0o700);
+    assert_eq!(mode(""), 0o700, "the store's own directory keeps everybody else out");
 }
 
 /// Nothing is deleted to make room for what a removal must keep: it fails, says so, and can be repeated.
