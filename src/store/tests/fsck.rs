@@ -1,6 +1,7 @@
 //! What a check finds, by path; what a repair leaves.
 
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -390,4 +391,17 @@ fn a_full_quarantine_leaves_records_where_they_are() {
     let one = found.iter().find(|f| f.what == What::Record).unwrap();
     assert!(one.why.contains("full"), "{one:?}");
     assert!(a.exists());
+}
+
+#[test]
+fn a_repair_sends_the_next_start_to_the_disk() {
+    let mut bench = store(Checksum::Off);
+    for (options, scanned) in [(LOOK, 0), (REPAIR, 5)] {
+        checked(&bench, options);
+        bench.open();
+        assert_eq!(bench.counters.scanned.load(Ordering::Relaxed), scanned, "{options:?}");
+        bench.sound();
+        bench.close().unwrap();
+        bench.drop_store();
+    }
 }
