@@ -298,7 +298,11 @@ impl Mount {
     pub(crate) fn try_mount(&self) -> Output {
         let (store, mnt) = (self.store.as_os_str(), self.mnt.as_os_str());
         let mut command = Command::new(BINARY);
-        command.args([OsStr::new("mount"), store, mnt]).args(&self.args);
+        command.args([OsStr::new("mount"), store, mnt]);
+        if let Some(checksum) = std::env::var_os("FENCEFS_TEST_CHECKSUM") {
+            command.arg("--checksum").arg(checksum);
+        }
+        command.args(&self.args);
         run(command.envs(self.env.iter().map(|(name, value)| (name, value))))
     }
 

@@ -79,6 +79,20 @@ impl FromStr for Durability {
     }
 }
 
+/// Whether records get a checksum of their content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checksum {
+    /// Values go the fastest way.
+    Off,
+    /// Values are written through the daemon.
+    On,
+}
+
+impl Checksum {
+    /// Every choice, by the name that a person types.
+    pub const NAMES: [(&'static str, Self); 2] = [("off", Self::Off), ("on", Self::On)];
+}
+
 /// Which key goes when room is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyName {
@@ -142,6 +156,8 @@ pub struct StoreSettings {
     pub policy: PolicyName,
     /// What a publication promises.
     pub durability: Durability,
+    /// Whether records get a checksum of their content.
+    pub checksum: Checksum,
 }
 
 impl Default for StoreSettings {
@@ -155,6 +171,7 @@ impl Default for StoreSettings {
             },
             policy: PolicyName::Lru,
             durability: Durability::Rename,
+            checksum: Checksum::Off,
         }
     }
 }
@@ -210,6 +227,10 @@ pub mod limits {
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
+    /// How much of a record is read at once for its checksum.
+    pub const SUM_BUFFER_BYTES: usize = 256 << 10;
+    /// A value up to this length is read back for its checksum where its close is handled; a longer one beside.
+    pub const SUMMED_INLINE_BYTES: u64 = 256 << 10;
     /// Free space of the backing filesystem that eviction defends: this, or 5 % of it where that is less.
     pub const FREE_FLOOR_BYTES: u64 = 1 << 30;
     /// Free inodes that eviction defends: these, or 2 % of all where that is less.

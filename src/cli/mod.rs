@@ -1,7 +1,7 @@
 //! Commands for people: the clap tree, and a file a command.
 //!
 //! The only layer that prints. Results go to stdout, errors to stderr as one line `fencefs: what: why`; exit status 0
-//! is done, 1 failed, 2 a command line that means nothing (clap prints why).
+//! is done, 1 failed, 2 a command line that means nothing (clap prints why); `fsck` also 4, all repaired.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -15,6 +15,7 @@ mod argv;
 mod control_client;
 mod daemon;
 mod forget;
+mod fsck;
 mod guard;
 mod holders;
 mod mount;
@@ -50,6 +51,7 @@ enum Command {
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
     Path(path::PathArgs),
+    Fsck(fsck::FsckArgs),
     Forget(forget::ForgetArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
@@ -128,6 +130,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Pin(args) => pin::run(&args.files, true),
         Command::Unpin(args) => pin::run(&args.files, false),
         Command::Path(args) => path::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Forget(args) => forget::run(&args),
         Command::Guard(args) => guard::run(&args),
     }
@@ -183,7 +186,7 @@ mod tests {
             &["mount", "/s", "/m", "--tenant", ".a"],
             &["mount", "/s", "/m", "--uid", "4294967295"],
             &["mount", "/s", "/m", "--high-watermark", "80", "--low-watermark", "90"],
-            &["mount", "/s", "/m", "--checksum", "on"],
+            &["mount", "/s", "/m", "--checksum", "maybe"],
             &["mount", "/s", "/m", "--coordinator", "local"],
             &["mount", "/s", "/m", "-o", "bogus"],
             &["mount", "/s", "/m", "-o", "size"],
@@ -201,6 +204,8 @@ mod tests {
             &["forget", "/m"],
             &["forget", "/m", "--storage", "it"],
             &["path", "/s", "key"],
+            &["fsck"],
+            &["fsck", "/s", "--fix"],
             &["pin"],
             &["nonsense"],
         ] {

@@ -10,7 +10,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
-use crate::config::{self, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings};
+use crate::config::{
+    self, Checksum, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings,
+};
 use crate::error::Result;
 use crate::key::Tenant;
 
@@ -54,6 +56,9 @@ pub(super) struct MountArgs {
     /// What a close promises: namespace order (rename), or to outlast a loss of power (fsync)
     #[arg(long, value_name = "HOW", value_parser = named(&Durability::NAMES), default_value = "rename", help_heading = BEHAVIOUR)]
     durability: Durability,
+    /// Keep a checksum of the content with each record; values are then written through the daemon
+    #[arg(long, value_name = "WHEN", value_parser = named(&Checksum::NAMES), default_value = "off", help_heading = BEHAVIOUR)]
+    checksum: Checksum,
     /// Whether the kernel moves the bytes itself; `on` fails the mount where it cannot
     #[arg(long, value_name = "WHEN", value_parser = named(&Passthrough::NAMES), default_value = "auto", help_heading = BEHAVIOUR)]
     passthrough: Passthrough,
@@ -145,7 +150,12 @@ impl MountArgs {
 
     /// The settings of the store.
     pub(super) fn store_settings(&self) -> Result<StoreSettings> {
-        Ok(StoreSettings { quota: self.quota()?, policy: self.evict, durability: self.durability })
+        Ok(StoreSettings {
+            quota: self.quota()?,
+            policy: self.evict,
+            durability: self.durability,
+            checksum: self.checksum,
+        })
     }
 
     /// The settings of the mount; others may enter by default where `root` mounts.

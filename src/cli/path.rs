@@ -124,7 +124,7 @@ fn printable(bytes: &[u8]) -> String {
     out
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 

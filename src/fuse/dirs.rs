@@ -169,13 +169,22 @@ impl Fs {
             Ok((attr, ttl)) => reply.attr(&ttl, &attr),
             Err(e) => reply.error(errno(&e)),
         };
-        self.change([], Change { waits: true, beside: false, reply, run, answer });
+        // A value that is cut may have to be read: all of it before, or what is left for its checksum.
+        let beside = size.is_some() && (self.store.keeps_checksums() || self.store.verifies_first(id));
+        self.change([], Change { waits: true, beside, reply, run, answer });
     }
 
     fn set_size(&self, who: Caller, id: NodeId, fh: Option<FileHandle>, size: u64) -> Result<()> {
         if let Some(handle) = fh.and_then(|fh| self.opens.handle(fh.0)) {
             handle.admitted()?;
-            return crate::os::truncate(&*handle.file, size);
+            return match &handle.writing {
+                Some(writing) => writing.truncate(size),
+                None => crate::os::truncate(&*handle.file, size),
+            };
+        }
+        let replacing = self.opens.replacing(id).into_iter().find(|w| w.opened_by(who.tid));
+        if let Some(writing) = replacing.or_else(|| self.opens.node(id)?.unsettled().cloned()) {
+            return writing.truncate(size);
         }
         match self.own_file(who, id) {
             Some(file) => crate::os::truncate(&*file, size),

@@ -1,4 +1,4 @@
-//! Open files: create, open, read, write, flush, release, and what works on a descriptor.
+//! CREATE and OPEN: what a descriptor is opened on, and who may.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,10 +13,9 @@ use super::Fs;
 use super::by_key::Named;
 use super::opens::{Handle, OpenNode, Writing};
 use super::parked::Change;
-use super::publish::Stale;
 use super::requests::errno;
 use super::{FORGET, Inode};
-use crate::config::{Durability, limits};
+use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
@@ -134,6 +133,9 @@ impl Fs {
                 let uncached = self.uncached.lock();
                 if uncached.nodes.contains(&open.node) {
                     FopenFlags::FOPEN_DIRECT_IO
+                } else if self.is_passthrough() {
+                    // The kernel's cache does not see what passes it by at other times.
+                    FopenFlags::empty()
                 } else {
                     open.cached.fetch_add(1, Ordering::Relaxed);
                     FopenFlags::FOPEN_KEEP_CACHE
@@ -203,7 +205,8 @@ impl Fs {
             let opened = self.open_node(who, node, flags & !libc::O_TRUNC, reply);
             return opened.inspect_err(|_| self.store.release(node, 1));
         }
-        let backing = self.back(reply, staged.file());
+        // What is to have a checksum is written through the daemon; its readers are passed through later.
+        let backing = if self.store.keeps_checksums() { None } else { self.back(reply, staged.file()) };
         let attr = os::stat(&**staged.file())?;
         self.store.retain(node)?;
         let writing = Writing::new(staged, parent, name, who.tid, flags);
@@ -234,7 +237,7 @@ impl Fs {
         self.once_settled(who, id, move || {
             let change = Change {
                 waits: true,
-                beside: false,
+                beside: fs.store.verifies_first(id),
                 reply: OpenReply::Open(reply),
                 run: move |fs: &Arc<Fs>, reply: &OpenReply, []: [&[u8]; 0]| {
                     fs.open_node(who, id, flags, reply)
@@ -345,13 +348,14 @@ impl Fs {
         Err(gone())
     }
 
-    /// Counts one more open of an inode; the first has the kernel back it with `file`.
-    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply) -> Result<Arc<OpenNode>> {
+    /// Counts one more open of an inode; the first has the kernel back it with `file`, unless it `writes` what is to
+    /// have a checksum.
+    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply, writes: bool) -> Result<Arc<OpenNode>> {
         if let Some(open) = self.opens.enter_if_open(id) {
             return Ok(open);
         }
         let home = self.store.home_of(id)?;
-        let backing = self.back(reply, file);
+        let backing = if writes && self.store.keeps_checksums() { None } else { self.back(reply, file) };
         Ok(self.opens.enter(OpenNode::new(id, home, Arc::clone(file), backing, None)))
     }
 
@@ -364,7 +368,14 @@ impl Fs {
         reply: &OpenReply,
         edits: Option<NodeId>,
     ) -> Result<Opened> {
-        let open = self.enter(id, file, reply)?;
+        let open = self.enter(id, file, reply, edits.is_some())?;
+        if let Some(node) = edits
+            && open.backing.is_some()
+            && self.store.keeps_checksums()
+        {
+            // The kernel lets the file be mapped, and does not say for how long: also after the last close.
+            self.store.note_unseen(node);
+        }
         self.answer(open, Arc::clone(file), None, edits, flags)
     }
 
@@ -378,7 +389,7 @@ impl Fs {
         let file = Arc::clone(&open.file);
         if let Some(writing) = &writing {
             if flags & libc::O_TRUNC != 0
-                && let Err(e) = os::truncate(&*file, 0)
+                && let Err(e) = writing.truncate(0)
             {
                 self.opens.leave(&open);
                 return Err(e);
@@ -414,12 +425,13 @@ impl Fs {
         Ok(Opened { attr, handle, flags, open })
     }
 
-    /// Without passthrough, cached readers go by the inode's length in the kernel, and that is about to become the
+    /// Where the daemon copies, cached readers go by the inode's length in the kernel, and that is about to become the
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
     /// it when it looks the path up again after ESTALE. It does that once: whoever comes back waits for them, until
     /// [`Kind::Busy`] is final.
     fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
-        if self.is_passthrough() {
+        let passes_on = self.is_passthrough() && !self.store.keeps_checksums();
+        if self.opens.node(id).map_or(passes_on, |open| open.backing.is_some()) {
             return Ok(());
         }
         let mut uncached = self.uncached.lock();
@@ -449,7 +461,7 @@ impl Fs {
     }
 
     /// A handle that the kernel cached is closed.
-    fn leave_cached(&self, open: &OpenNode) {
+    pub(super) fn leave_cached(&self, open: &OpenNode) {
         let mut uncached = self.uncached.lock();
         if open.cached.fetch_sub(1, Ordering::Relaxed) == 1 && uncached.awaited.remove(&open.node) {
             drop(uncached);
@@ -507,7 +519,7 @@ impl Fs {
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
-        let open = self.enter(id, &old_file, reply)?;
+        let open = self.enter(id, &old_file, reply, true)?;
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
@@ -534,87 +546,6 @@ impl Fs {
         let file = self.store.probe_file()?;
         let attr = os::stat(&file)?;
         Ok((id, file, Attr { mode: libc::S_IFREG | 0o644, uid: who.uid, gid: who.gid, ..attr }))
-    }
-
-    /// FLUSH: one close(2) of a descriptor.
-    pub(super) fn flush(self: &Arc<Self>, who: Caller, fh: FileHandle, reply: ReplyEmpty) {
-        let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
-        if let Err(e) = handle.admitted() {
-            // Its lock may be held through a publication that is about to fail as well.
-            let fs = Arc::clone(self);
-            self.pool.run(move || {
-                if let Some(writing) = &handle.writing {
-                    fs.give_up(writing);
-                }
-                reply.error(errno(&e));
-            });
-            return;
-        }
-        let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let Some(writing) = handle.writing.clone() else {
-            if handle.edits.is_some() && fsyncs {
-                self.pool.run(move || answer_empty(reply, os::sync_file(&*handle.file)));
-            } else {
-                reply.ok();
-            }
-            return;
-        };
-        let value = Arc::clone(&writing);
-        let change = Change {
-            waits: true,
-            beside: self.publishes_slowly(&writing),
-            reply,
-            run: move |fs: &Arc<Fs>, _: &ReplyEmpty, []: [&[u8]; 0]| fs.flush_writing(&writing, who.tid),
-            answer: move |fs: &Arc<Fs>, reply: ReplyEmpty, done: Result<Stale>| match done {
-                Ok(stale) => fs.after_forgetting(stale, Box::new(move || reply.ok())),
-                Err(e) => {
-                    log::info!("a value was not published: {e}");
-                    fs.give_up(&value);
-                    reply.error(errno(&e));
-                }
-            },
-        };
-        self.change([], change);
-    }
-
-    /// RELEASE: the last close of an open file.
-    pub(super) fn release_file(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        let Some(handle) = self.opens.take_handle(fh.0) else { return reply.ok() };
-        let last_writer = handle.writing.clone().filter(|w| w.handles.fetch_sub(1, Ordering::AcqRel) == 1);
-        let fsyncs = self.store.settings().durability == Durability::Fsync;
-        let slowly =
-            last_writer.as_ref().map_or(handle.edits.is_some() && fsyncs, |w| self.publishes_slowly(w));
-        let fs = Arc::clone(self);
-        let finish = move || {
-            let mut stale: Stale = None;
-            if let Some(writing) = last_writer {
-                match fs.finish_writing(&writing) {
-                    Ok(s) => stale = s,
-                    Err(e) => {
-                        fs.give_up(&writing);
-                        if e.kind() == Kind::Stale {
-                            log::debug!("a value was not published at its last close: {e}");
-                        } else {
-                            log::warn!("a value was not published at its last close: {e}");
-                        }
-                    }
-                }
-            }
-            if let Some(node) = handle.edits {
-                handle.open.edits.fetch_sub(1, Ordering::Relaxed);
-                if let Err(e) = fs.store.end_edit(node, &handle.file)
-                    && handle.admitted().is_ok()
-                {
-                    log::warn!("a value that was edited in place could not be settled: {e}");
-                }
-            }
-            fs.opens.leave(&handle.open);
-            if handle.cached {
-                fs.leave_cached(&handle.open);
-            }
-            fs.after_forgetting(stale, Box::new(move || reply.ok()));
-        };
-        if slowly { self.pool.run(finish) } else { finish() }
     }
 }
 

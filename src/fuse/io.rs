@@ -47,9 +47,13 @@ impl Fs {
             if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
                 self.room_to_write(writing, data.len() as u64)?;
             }
+            if let Some(writing) = &handle.writing {
+                writing.passes(at, data);
+            }
             let written =
                 handle.file.write_all_at(data, at).map_err(|e| Error::os("cannot write a value", e));
             if let (Err(_), Some(writing)) = (&written, &handle.writing) {
+                writing.changes();
                 writing.staged.lock().doom();
             }
             written?;
@@ -100,6 +104,9 @@ impl Fs {
                 }
                 room?;
             }
+            if let Some(writing) = &handle.writing {
+                writing.changes();
+            }
             os::fallocate(&*handle.file, mode, offset, length)
         });
         answer_empty(reply, done);
@@ -135,6 +142,9 @@ impl Fs {
         match files {
             Ok((a, b)) => self.pool.run(move || {
                 let length = length.min(1 << 30) as usize;
+                if let Some(writing) = &b.writing {
+                    writing.changes();
+                }
                 match os::copy_range(&a.file, from.1, &b.file, to.1, length) {
                     Ok(n) => reply.written(n as u32),
                     Err(e) => reply.error(errno(&e)),

@@ -7,6 +7,7 @@
 mod acl;
 mod attr;
 mod by_key;
+mod close;
 mod dirs;
 mod events;
 mod files;

@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::Result;
 use crate::os::{self, process};
 use crate::store::tenants::Home;
-use crate::store::{NodeId, Staged};
+use crate::store::{NodeId, Passing, Staged};
 
 /// [`crate::Kind::Stale`] once a removal cancels what was admitted to a home.
 fn admitted(home: &Home) -> Result<()> {
@@ -30,6 +30,8 @@ pub(super) struct Writing {
     pub(super) staged: Mutex<Staged>,
     /// Its open file, within reach also during a publication.
     pub(super) file: Arc<File>,
+    /// Its checksum in the making, where it is to have one.
+    passing: Option<Arc<Passing>>,
     /// What it was admitted to.
     pub(super) home: Arc<Home>,
     /// Where it will be published (a rename moves it).
@@ -54,6 +56,7 @@ impl Writing {
     pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32, flags: i32) -> Arc<Self> {
         Arc::new(Writing {
             file: Arc::clone(staged.file()),
+            passing: staged.passing().cloned(),
             home: Arc::clone(staged.home()),
             staged: Mutex::new(staged),
             place: Mutex::new((parent, name.into())),
@@ -105,6 +108,33 @@ impl Writing {
             openers.push(process);
         }
         self.handles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// These bytes are about to be written.
+    pub(super) fn passes(&self, offset: u64, bytes: &[u8]) {
+        if let Some(passing) = &self.passing {
+            passing.passed(offset, bytes);
+        }
+    }
+
+    /// Whether the checksum of a value of this length is known without reading it back.
+    pub(super) fn has_passed(&self, size_bytes: u64) -> bool {
+        self.passing.as_ref().is_some_and(|p| p.sum(size_bytes).is_some())
+    }
+
+    /// The file changes otherwise than by a write that came whole.
+    pub(super) fn changes(&self) {
+        if let Some(passing) = &self.passing {
+            passing.changed();
+        }
+    }
+
+    /// Sets the length.
+    pub(super) fn truncate(&self, size_bytes: u64) -> Result<()> {
+        if let Some(passing) = &self.passing {
+            passing.cut(size_bytes);
+        }
+        os::truncate(&*self.file, size_bytes)
     }
 
     pub(super) fn is_unsettled(&self) -> bool {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use super::Fs;
 use super::opens::Writing;
 use super::work::{Job, Notice};
-use crate::config::Durability;
+use crate::config::{Durability, limits};
 use crate::error::{Kind, Result};
 use crate::os::{self, process};
 use crate::store::NodeId;
@@ -50,11 +50,7 @@ impl Fs {
             return self.publish(writing, false);
         }
         let staged = writing.staged.lock();
-        if staged.is_published() {
-            self.store.end_edit(staged.node(), staged.file()).map(|()| None)
-        } else {
-            Ok(None)
-        }
+        if staged.is_published() { self.store.end_writing(&staged).map(|()| None) } else { Ok(None) }
     }
 
     /// Publishes a value. Whatever goes wrong is the close's error, and the value is given up; but for a fence that is
@@ -96,11 +92,19 @@ impl Fs {
         if self.store.settings().durability == Durability::Fsync {
             return true;
         }
-        if !writing.is_unsettled() {
+        if !writing.is_unsettled() && !self.store.keeps_checksums() {
             return false;
         }
-        let bytes = os::stat(&*writing.file).map_or(0, |a| a.allocated_bytes());
-        self.store.must_evict_for(bytes)
+        let attr = os::stat(&*writing.file).unwrap_or_default();
+        if self.is_summed_slowly(attr.size_bytes) && !writing.has_passed(attr.size_bytes) {
+            return true;
+        }
+        writing.is_unsettled() && self.store.must_evict_for(attr.allocated_bytes())
+    }
+
+    /// Whether reading a value of this length for its checksum would hold others up.
+    pub(super) fn is_summed_slowly(&self, size_bytes: u64) -> bool {
+        self.store.keeps_checksums() && size_bytes > limits::SUMMED_INLINE_BYTES
     }
 
     /// Runs `then` once the kernel has forgotten a stale entry; at once where there is none.

@@ -208,6 +208,13 @@ pub fn sync_data(fd: impl AsFd) -> Result<()> {
     rustix::fs::fdatasync(fd).map_err(|e| Error::os("cannot sync", e))
 }
 
+/// A file in memory, without a name anywhere.
+pub fn memory_file(called: &str) -> Result<File> {
+    rustix::fs::memfd_create(called, rustix::fs::MemfdFlags::CLOEXEC)
+        .map(File::from)
+        .map_err(|e| Error::os("cannot make a file in memory", e))
+}
+
 /// Takes an exclusive flock without waiting; whether it was free.
 pub fn lock_exclusive(fd: impl AsFd) -> Result<bool> {
     match rustix::fs::flock(fd, rustix::fs::FlockOperation::NonBlockingLockExclusive) {

@@ -247,6 +247,9 @@ impl Store {
         if index.linked_slots().any(|s| index.at(s).writers > 0) {
             return Some("values are being written".to_owned());
         }
+        if index.linked_slots().any(|s| index.at(s).content.unverified) {
+            return Some("some values were not verified since the last unclean stop".to_owned());
+        }
         index.check().into_iter().next()
     }
 }
@@ -303,7 +306,8 @@ fn place_all(
             Directory::new(DirAttr { mode: d.mode, uid: d.uid, gid: d.gid, atime, mtime, ctime }, d.recorded)
         });
         let is_dir = dir.is_some();
-        let what = Recovered { kind: entry.kind, pinned: entry.pinned, blocks: entry.blocks };
+        let what =
+            Recovered { kind: entry.kind, pinned: entry.pinned, unverified: false, blocks: entry.blocks };
         let node = link(index, parent, entry.name, &what, dir)?;
         if is_dir {
             dirs.push(node);

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 
 use super::Store;
+use super::content::Summed;
 use super::index::{NodeId, State};
 use super::object::{Found, Place, absent};
 use super::tenants::{Home, dir_attr};
@@ -60,6 +61,7 @@ impl Store {
 
     /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
     pub fn open_value(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+        self.verify_first(id)?;
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let opened = self.open_or_forget(&home, &place, id, false)?;
         if opened.is_some() {
@@ -103,13 +105,16 @@ impl Store {
 
     /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
     pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+        self.verify_first(id)?;
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
         match self.open_record(&home, &place, true)? {
             Found::Record(file, attr, mut record) => {
+                self.edits.begin(id);
                 if !record.editing {
                     record.editing = true;
+                    record.checksum = None;
                     record.key = place.key.clone();
                     self.write_record(&file, &record)?;
                 }
@@ -130,8 +135,13 @@ impl Store {
         }
     }
 
-    /// One in-place writer fewer; the last one settles length and usage. An orphan has nothing to settle.
+    /// One in-place writer fewer; the last one settles length, checksum and usage. An orphan has nothing to settle.
     pub fn end_edit(&self, id: NodeId, file: &File) -> Result<()> {
+        self.end_edit_with(id, file, None)
+    }
+
+    /// The same, with a checksum where one was made as the bytes passed.
+    pub(super) fn end_edit_with(&self, id: NodeId, file: &File, passed: Option<Summed>) -> Result<()> {
         let (left, linked) = {
             let mut index = self.index.lock();
             let linked = index.linked(id).is_ok();
@@ -143,18 +153,24 @@ impl Store {
         if self.evict_overgrown(id, os::stat(file)?.blocks) {
             return Ok(());
         }
-        let settled = self.settle(id, file);
+        let settled = self.settle(id, file, passed);
         if settled.is_err() {
             self.doubted.store(true, Ordering::Relaxed);
         }
         settled
     }
 
-    /// Writes the length that a record has now, and takes its editing flag away.
-    pub fn settle(&self, id: NodeId, file: &File) -> Result<()> {
+    /// Writes the length and checksum that a record has now, and takes its editing flag away.
+    fn settle(&self, id: NodeId, file: &File, passed: Option<Summed>) -> Result<()> {
+        // Read without the lock, or whoever looks the key up would wait as long.
+        let sum = passed.filter(|s| s.edits == self.edits.of(id)).or_else(|| self.sum_unlocked(id, file));
         let Some((_home, place, _key)) = self.lock_place(id) else { return Ok(()) };
-        if self.index.lock().get(id)?.writers > 0 {
-            return Ok(());
+        {
+            let index = self.index.lock();
+            // Another editor came meanwhile: its end settles the record.
+            if index.get(id)?.writers > 0 {
+                return Ok(());
+            }
         }
         let packed =
             os::xattr_get(file, crate::format::record::XATTR, crate::format::record::MAX_XATTR_BYTES + 64)?;
@@ -164,7 +180,12 @@ impl Store {
         if record.editing || record.payload_bytes != attr.size_bytes {
             record.editing = false;
             record.payload_bytes = attr.size_bytes;
-            record.checksum = None;
+            record.checksum = match sum {
+                Some(sum) if self.still_holds(id, sum, attr.size_bytes) => Some(sum.value),
+                // It was edited while it was read.
+                Some(_) => self.sum_unlocked(id, file).map(|s| s.value),
+                None => None,
+            };
             if self.durable() {
                 os::sync_file(file)?;
             }

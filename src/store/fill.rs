@@ -27,6 +27,8 @@ pub(super) struct Seen<'a> {
     pub(super) key: &'a Key,
     pub(super) kind: RecordKind,
     pub(super) pinned: bool,
+    /// Its content is to be compared with its checksum before its first use.
+    pub(super) unverified: bool,
     pub(super) attr: &'a Attr,
     /// Its place in the eviction order, if that is known.
     pub(super) rank: u32,
@@ -42,7 +44,18 @@ struct Row {
     at: u32,
     length: u16,
     kind: RecordKind,
-    pinned: bool,
+    /// [`PINNED`], [`UNVERIFIED`].
+    marks: u8,
+}
+
+const PINNED: u8 = 1;
+const UNVERIFIED: u8 = 2;
+
+impl Row {
+    fn recovered(&self) -> Recovered {
+        let (pinned, unverified) = (self.marks & PINNED != 0, self.marks & UNVERIFIED != 0);
+        Recovered { kind: self.kind, pinned, unverified, blocks: self.blocks }
+    }
 }
 
 /// Records of one tenant, their keys end to end.
@@ -72,7 +85,7 @@ impl Batch {
             at: u32::try_from(self.keys.len()).map_err(too_much)?,
             length: u16::try_from(key.len()).map_err(too_much)?,
             kind: seen.kind,
-            pinned: seen.pinned,
+            marks: (u8::from(seen.pinned) * PINNED) | (u8::from(seen.unverified) * UNVERIFIED),
         };
         self.keys.extend_from_slice(key);
         match seen.kind {
@@ -153,8 +166,7 @@ fn directory_of(
             (Some(id), _, _) => at = id,
             (None, false, _) => at = implied_dir(index, at, part)?,
             (None, true, Some((row, attr))) => {
-                let what = Recovered { kind: row.kind, pinned: row.pinned, blocks: row.blocks };
-                at = link(index, at, part, &what, Some(Directory::new(*attr, true)))?;
+                at = link(index, at, part, &row.recovered(), Some(Directory::new(*attr, true)))?;
             }
         }
     }
@@ -164,7 +176,7 @@ fn directory_of(
 fn place(index: &mut Index, batch: &Batch, row: &Row) -> Result<()> {
     let key = Key::new(batch.key(row))?;
     let unspelled = index.tenants[batch.home.number as usize].unspelled;
-    let what = Recovered { kind: row.kind, pinned: row.pinned, blocks: row.blocks };
+    let what = row.recovered();
     let name = key.path().and_then(Iterator::last);
     match (directory_of(index, batch, &key, None)?, name) {
         (Some(parent), Some(name)) if index.entry(parent.slot(), name).is_none() => {
@@ -180,7 +192,7 @@ fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Result<NodeId>
     let now = Timespec::now();
     let above = index.dir(parent)?.attr;
     let attr = DirAttr { mode: above.mode, atime: now, mtime: now, ctime: now, ..above };
-    let what = Recovered { kind: RecordKind::Directory, pinned: false, blocks: 0 };
+    let what = Recovered { kind: RecordKind::Directory, pinned: false, unverified: false, blocks: 0 };
     link(index, parent, name, &what, Some(Directory::new(attr, false)))
 }
 
@@ -188,6 +200,7 @@ fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Result<NodeId>
 pub(super) struct Recovered {
     pub(super) kind: RecordKind,
     pub(super) pinned: bool,
+    pub(super) unverified: bool,
     pub(super) blocks: u64,
 }
 
@@ -209,5 +222,6 @@ pub(super) fn link(
     if what.pinned {
         index.set_pinned(id, true)?;
     }
+    index.get_mut(id)?.content.unverified = what.unverified;
     Ok(id)
 }

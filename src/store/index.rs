@@ -11,7 +11,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::evict::{Policy, Slot};
 use super::node::ROOT_SLOT;
-pub use super::node::{DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, State};
+pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, State};
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
@@ -98,6 +98,7 @@ impl Index {
             state,
             kind: RecordKind::Directory,
             pinned: false,
+            content: Content::default(),
             blocks: 0,
             cookie: 0,
             name: Box::default(),
@@ -259,6 +260,7 @@ impl Index {
                 state: State::Free,
                 kind,
                 pinned: false,
+                content: Content::default(),
                 blocks: 0,
                 cookie: 0,
                 name: Box::default(),
@@ -277,6 +279,7 @@ impl Index {
             state: State::Pending,
             kind,
             pinned: false,
+            content: Content::default(),
             blocks: 0,
             cookie: 0,
             name: name.into(),
@@ -408,9 +411,10 @@ impl Index {
     pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
         let node = self.linked(id)?;
         let (parent, name, tenant) = (self.parent_of(node), node.name.clone(), node.tenant);
-        let (kind, blocks, pinned) = (node.kind, node.blocks, node.pinned);
+        let (kind, blocks, pinned, content) = (node.kind, node.blocks, node.pinned, node.content);
         let fresh = self.add_pending(parent, &name, tenant, kind, None);
         self.link(fresh, blocks, now)?;
+        self.get_mut(fresh)?.content = content;
         self.set_pinned(fresh, pinned)?;
         Ok(fresh)
     }

@@ -18,10 +18,12 @@ use crate::os::{self, Dir};
 use object::Place;
 
 mod checkpoint;
+pub mod content;
 pub mod edit;
 pub mod evict;
 pub mod fence;
 mod fill;
+pub mod fsck;
 mod hidden;
 pub mod index;
 mod jobs;
@@ -42,6 +44,7 @@ mod trash;
 pub mod unspelled;
 pub mod writer;
 
+pub use content::Passing;
 pub use edit::SetAttr;
 pub use index::{NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
@@ -118,6 +121,9 @@ pub struct Store {
     acls: AtomicBool,
     index: Mutex<index::Index>,
     keys: KeyLocks,
+    edits: content::Edits,
+    /// The last daemon left the store without a clean stop.
+    unclean: bool,
     tenant_changes: Mutex<()>,
     /// The scopes that are being removed.
     scopes: Mutex<remove::Scopes>,
@@ -157,6 +163,7 @@ impl Store {
         let now = os::Timespec::now();
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
+        let unclean = content::note_open(&data)?;
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             trash: data.ensure_dir(layout::TRASH, 0o700)?,
@@ -174,6 +181,8 @@ impl Store {
             acls: AtomicBool::new(acls),
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
+            edits: content::Edits::new(),
+            unclean,
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),
             stopping: AtomicBool::new(false),
@@ -197,7 +206,8 @@ impl Store {
     /// Ends every mutation and writes what a clean stop leaves. Called once, after the last mount is gone.
     pub fn close(&self) -> Result<()> {
         self.stop_keeper();
-        self.write_stop()
+        self.write_stop()?;
+        self.note_clean()
     }
 
     /// Where the store is.

@@ -42,6 +42,15 @@ pub enum State {
     Orphan,
 }
 
+/// What is known of a value's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Content {
+    /// Its checksum is to be compared before its first use.
+    pub unverified: bool,
+    /// It may change without a request: it has no checksum.
+    pub unseen: bool,
+}
+
 /// A directory's own attributes, kept in memory so that creating a file writes none of them.
 #[derive(Debug, Clone, Copy)]
 pub struct DirAttr {
@@ -111,6 +120,8 @@ pub struct Node {
     pub kind: RecordKind,
     /// Out of eviction's reach.
     pub pinned: bool,
+    /// What is known of its content.
+    pub content: Content,
     /// Allocated blocks of 512 bytes that usage counts for it.
     pub blocks: u64,
     pub(super) cookie: u64,

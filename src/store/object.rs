@@ -7,7 +7,7 @@ use super::Store;
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
-use crate::key::{Digest, Key, RecordKind};
+use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 use crate::os::{self, Attr, Dir, RenameHow, XattrMode};
 
 /// Where a record of a home stands.
@@ -55,34 +55,45 @@ pub enum Found {
 
 /// Judges an open file: is it the record that its name says.
 pub fn judge(file: File, home: &Home, digest: Digest) -> Result<(Found, Option<Key>)> {
-    let attr = os::stat(&file)?;
+    Ok(match judge_file(&file, &home.tenant, home.epoch, digest)? {
+        Ok((attr, record, key)) => (Found::Record(file, attr, record), Some(key)),
+        Err(why) => (Found::Invalid(why), None),
+    })
+}
+
+/// The same of a file below a tenant's epoch directory: attributes, metadata and key, or why it is no record.
+pub(super) fn judge_file(
+    file: &File,
+    tenant: &Tenant,
+    epoch: Epoch,
+    digest: Digest,
+) -> Result<Result<(Attr, Record, Key), &'static str>> {
+    let attr = os::stat(file)?;
     if !attr.is_file() {
-        return Ok((Found::Invalid("it is not a regular file"), None));
+        return Ok(Err("it is not a regular file"));
     }
-    let packed = match os::xattr_get(&file, record::XATTR, record::MAX_XATTR_BYTES + 64) {
+    let packed = match os::xattr_get(file, record::XATTR, record::MAX_XATTR_BYTES + 64) {
         Ok(Some(packed)) => packed,
-        Ok(None) => return Ok((Found::Invalid("it has no record metadata"), None)),
-        Err(e) if e.kind() == Kind::Range => {
-            return Ok((Found::Invalid("its record metadata is longer than any"), None));
-        }
+        Ok(None) => return Ok(Err("it has no record metadata")),
+        Err(e) if e.kind() == Kind::Range => return Ok(Err("its record metadata is longer than any")),
         Err(e) => return Err(e),
     };
     let Ok(rec) = Record::decode(&packed) else {
-        return Ok((Found::Invalid("its record metadata cannot be read"), None));
+        return Ok(Err("its record metadata cannot be read"));
     };
-    if rec.tenant != home.tenant {
-        return Ok((Found::Invalid("it belongs to another tenant"), None));
+    if rec.tenant != *tenant {
+        return Ok(Err("it belongs to another tenant"));
     }
-    if rec.epoch != home.epoch {
-        return Ok((Found::Invalid("it was published under another epoch"), None));
+    if rec.epoch != epoch {
+        return Ok(Err("it was published under another epoch"));
     }
     if !rec.editing && rec.payload_bytes != attr.size_bytes {
-        return Ok((Found::Invalid("its length is not what was published"), None));
+        return Ok(Err("its length is not what was published"));
     }
     let Some(key) = rec.key_at(digest).cloned() else {
-        return Ok((Found::Invalid("its key does not belong to its name"), None));
+        return Ok(Err("its key does not belong to its name"));
     };
-    Ok((Found::Record(file, attr, rec), Some(key)))
+    Ok(Ok((attr, rec, key)))
 }
 
 impl Store {

@@ -14,7 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::format::superblock::Superblock;
-use crate::ledger::{Database, StorageFile};
+use crate::key::{Epoch, Tenant};
+use crate::ledger::{Applied, Database, Ledger, LocalLedger, Pending, StorageFile};
 use crate::os::{self, Dir, RenameHow, XattrMode};
 
 /// A store that this process holds, and has not recovered yet.
@@ -71,18 +72,95 @@ impl StoreRoot {
     }
 }
 
-fn open_ledger(root: &Dir, path: &Path, storage_id: Uuid) -> Result<Arc<Database>> {
-    if root.stat(layout::LEDGER)?.is_none() {
-        if root.stat(layout::DATA)?.is_some() {
+/// A store that this process holds only to look at it: nothing is made where something is missing.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) dir: Dir,
+    path: PathBuf,
+    _lock: std::fs::File,
+}
+
+/// What the ledger says of removals.
+#[derive(Debug, Default)]
+pub(super) struct Ledgered {
+    pub(super) applied: Applied,
+    pending: Vec<Pending>,
+}
+
+impl Ledgered {
+    /// The epoch that a tenant will have once what is pending is applied.
+    pub(super) fn pending_of(&self, tenant: &Tenant) -> Option<Epoch> {
+        let its = self.pending.iter().filter(|p| p.scope.includes_tenant(tenant));
+        its.map(|p| p.generation.into()).max()
+    }
+}
+
+impl Held {
+    /// Takes the store at `root`; a directory that is none is left as it is.
+    pub(super) fn take(root: &Path) -> Result<Held> {
+        let dir = Dir::open_root(root)?;
+        let path = root
+            .canonicalize()
+            .map_err(|e| Error::os(format!("cannot resolve the store {}", root.display()), e))?;
+        if dir.stat(layout::SUPERBLOCK)?.is_none() {
             return Err(Error::new(
                 Kind::Corrupt,
                 format!(
-                    "{} has data and no {}: what was removed is not known any more; restore that file from a backup \
-                     of this store, or begin a new store",
+                    "{} has no {} file: it is not a store, or its format file was lost",
                     path.display(),
-                    layout::LEDGER
+                    layout::SUPERBLOCK
                 ),
             ));
+        }
+        let lock = take_lock(&dir, &path)?;
+        Ok(Held { dir, path, _lock: lock })
+    }
+
+    pub(super) fn superblock(&self) -> Result<Superblock> {
+        Superblock::decode(&open_superblock(&self.dir, &self.path)?)
+    }
+
+    /// Reads the ledger from a copy of its file, since opening it may write.
+    pub(super) fn read_ledger(&self, storage_id: Uuid) -> Result<Ledgered> {
+        if self.dir.stat(layout::LEDGER)?.is_none() {
+            return if self.dir.stat(layout::DATA)?.is_some() {
+                Err(without_ledger(&self.path))
+            } else {
+                Ok(Ledgered::default())
+            };
+        }
+        let file = self.dir.open_file(layout::LEDGER, false)?;
+        let mut file = file.ok_or_else(|| Error::new(Kind::Corrupt, "the ledger is gone"))?;
+        let mut copy = os::memory_file("fencefs-ledger")?;
+        std::io::copy(&mut file, &mut copy).map_err(|e| Error::os("cannot read the ledger", e))?;
+        let again = move || copy.try_clone().map_err(|e| Error::os("cannot open the copy of the ledger", e));
+        let database = Database::open(&self.path.join(layout::LEDGER), storage_id, again)?;
+        let storage = StorageFile::open(Arc::clone(&database))?;
+        let pending = match LocalLedger::new(database).poll(storage_id) {
+            // It never registered, so it was never asked to remove anything.
+            Err(e) if e.kind() == Kind::NotFound => Vec::new(),
+            polled => polled?,
+        };
+        Ok(Ledgered { applied: Applied::clone(&storage.applied()), pending })
+    }
+}
+
+fn without_ledger(path: &Path) -> Error {
+    Error::new(
+        Kind::Corrupt,
+        format!(
+            "{} has data and no {}: what was removed is not known any more; restore that file from a backup of this \
+             store, or begin a new store",
+            path.display(),
+            layout::LEDGER
+        ),
+    )
+}
+
+fn open_ledger(root: &Dir, path: &Path, storage_id: Uuid) -> Result<Arc<Database>> {
+    if root.stat(layout::LEDGER)?.is_none() {
+        if root.stat(layout::DATA)?.is_some() {
+            return Err(without_ledger(path));
         }
         let temporary = format!("{}.new", layout::LEDGER);
         root.unlink(&temporary)?;

@@ -183,9 +183,10 @@ impl Walk<'_> {
         match judge(file, home, digest)? {
             (Found::Record(file, attr, record), Some(key)) => {
                 let (kind, pinned) = (record.kind, record.pinned);
+                let unverified = self.store.unclean && record.checksum.is_some() && !record.editing;
                 let attr = self.settle(&file, attr, record)?;
                 let rank = self.ranks.of(digest);
-                batch.push(&Seen { key: &key, kind, pinned, attr: &attr, rank })
+                batch.push(&Seen { key: &key, kind, pinned, unverified, attr: &attr, rank })
             }
             (Found::Invalid(why), _) => {
                 let _one = self.quarantine.lock();

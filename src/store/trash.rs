@@ -24,7 +24,7 @@ pub(super) struct Trashed {
     pub(super) generation: Generation,
     pub(super) tenant: Tenant,
     pub(super) epoch: Epoch,
-    name: String,
+    pub(super) name: String,
 }
 
 impl Trashed {
@@ -45,6 +45,27 @@ impl Trashed {
     pub(super) fn shown(&self) -> String {
         format!("{}/{}/{}/{}", layout::DATA, layout::TRASH, self.generation, self.name)
     }
+}
+
+/// All that is in the trash; `stranger` is told what else is there.
+pub(super) fn list(trash: &Dir, stranger: &mut dyn FnMut(String)) -> Result<Vec<Trashed>> {
+    let shown = format!("{}/{}", layout::DATA, layout::TRASH);
+    let mut found = Vec::new();
+    for entry in trash.entries()? {
+        let generation = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir);
+        let Some(generation) = generation.map(|e| Generation(e.0)) else {
+            stranger(format!("{shown}/{}", entry.name.escape_ascii()));
+            continue;
+        };
+        let Some(dir) = trash.open_dir_if_any(&entry.name)? else { continue };
+        for entry in dir.entries()? {
+            match Trashed::parse(generation, &entry.name) {
+                Some(trashed) if entry.kind == EntryType::Dir => found.push(trashed),
+                _ => stranger(format!("{shown}/{generation}/{}", entry.name.escape_ascii())),
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Threads that delete or prove: enough to keep a disk busy, and no more than half of what others need too.
@@ -177,28 +198,7 @@ impl Store {
 
     /// All that is in the trash. Strangers there are left where they are.
     pub(super) fn list_trash(&self) -> Result<Vec<Trashed>> {
-        let mut found = Vec::new();
-        for entry in self.trash.entries()? {
-            let generation = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir);
-            let Some(generation) = generation.map(|e| Generation(e.0)) else {
-                log::warn!(
-                    "data/.trash/{} is no removal's; it is left where it is",
-                    entry.name.escape_ascii()
-                );
-                continue;
-            };
-            let Some(dir) = self.trash.open_dir_if_any(&entry.name)? else { continue };
-            for entry in dir.entries()? {
-                match Trashed::parse(generation, &entry.name) {
-                    Some(trashed) if entry.kind == EntryType::Dir => found.push(trashed),
-                    _ => log::warn!(
-                        "data/.trash/{generation}/{} is no tenant's; it is left where it is",
-                        entry.name.escape_ascii()
-                    ),
-                }
-            }
-        }
-        Ok(found)
+        list(&self.trash, &mut |path| log::warn!("{path} is no removal's; it is left where it is"))
     }
 
     /// Deletes one epoch directory of the trash, and its generation's where that is the last. May be repeated.

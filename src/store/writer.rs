@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
+use super::content::{self, Passing, Summed};
 use super::index::{Directory, NodeId};
 use super::object::Place;
 use super::room::Needs;
@@ -51,6 +52,10 @@ pub struct Staged {
     pub pinned: bool,
     store: Arc<Store>,
     doomed: Arc<AtomicBool>,
+    /// Its checksum in the making, where it is to have one.
+    passing: Option<Arc<Passing>>,
+    /// Edits of the node before there was any.
+    edits: u64,
 }
 
 impl Staged {
@@ -62,6 +67,17 @@ impl Staged {
     /// The node that the value will be linked as.
     pub fn node(&self) -> NodeId {
         self.node
+    }
+
+    /// Its checksum in the making, where it is to have one: told of every change of the file.
+    pub fn passing(&self) -> Option<&Arc<Passing>> {
+        self.passing.as_ref()
+    }
+
+    fn passed(&self) -> Option<Summed> {
+        let size_bytes = os::stat(&*self.file).ok()?.size_bytes;
+        let value = self.passing.as_ref()?.sum(size_bytes)?;
+        Some(Summed { value, size_bytes, edits: self.edits })
     }
 
     /// Whether it has been published.
@@ -179,6 +195,8 @@ impl Store {
             pinned: false,
             store: Arc::clone(self),
             doomed,
+            passing: content::passing(self).filter(|_| kind == RecordKind::File),
+            edits: self.edits.of(node),
         })
     }
 
@@ -193,19 +211,21 @@ impl Store {
         }
         let home = Arc::clone(&staged.home);
         staged.admitted()?;
+        let sum = if still_open { None } else { self.sum_of_staged(staged)? };
         let _lease = home.fence.commit(home.epoch)?;
         let (key, old) = self.standing(staged)?;
         let place = Place::new(&home, key, staged.kind);
         if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota, or missed a write"));
         }
+        let payload_bytes = os::stat(&*staged.file)?.size_bytes;
         let record = Record {
             kind: staged.kind,
             editing: still_open,
             pinned: staged.pinned,
             epoch: home.epoch,
-            payload_bytes: os::stat(&*staged.file)?.size_bytes,
-            checksum: None,
+            payload_bytes,
+            checksum: sum.filter(|s| s.size_bytes == payload_bytes).map(|s| s.value),
             tenant: home.tenant.clone(),
             key: place.key.clone(),
             origin: None,
@@ -248,6 +268,23 @@ impl Store {
             shard.sync()?;
         }
         Ok(replaced)
+    }
+
+    /// The checksum of a value whose writers are gone: as it passed, or else read back.
+    fn sum_of_staged(&self, staged: &Staged) -> Result<Option<Summed>> {
+        if !self.keeps_checksums() || staged.kind == RecordKind::Directory {
+            return Ok(None);
+        }
+        if let Some(sum) = staged.passed() {
+            return Ok(Some(sum));
+        }
+        let (value, size_bytes) = content::read_sum(&staged.file)?;
+        Ok(Some(Summed { value, size_bytes, edits: staged.edits }))
+    }
+
+    /// The last writer of a published value is gone.
+    pub fn end_writing(&self, staged: &Staged) -> Result<()> {
+        self.end_edit_with(staged.node, &staged.file, staged.passed())
     }
 
     /// The key that a staged value will have, and what stands there now; an error where that cannot be replaced.

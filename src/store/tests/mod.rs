@@ -16,9 +16,11 @@ use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 
 mod checkpoint;
+mod checksum;
 mod collision;
 #[cfg(feature = "failpoints")]
 mod crash;
+mod fsck;
 #[cfg(feature = "failpoints")]
 mod gate;
 mod legacy_tree;
