@@ -3,6 +3,8 @@
 //! Everything that a person types (sizes, percents, durations, modes, names of choices) is parsed here, once; each
 //! refusal is a [`Kind::Invalid`] error whose sentence names the text and what it should have been.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -147,6 +149,17 @@ impl FromStr for Passthrough {
     }
 }
 
+/// A Mooncake directory that is served in place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachLegacy {
+    /// Mooncake's storage directory.
+    pub dir: PathBuf,
+    /// The directory of records in it.
+    pub fsdir: PathBuf,
+    /// Words `OLD=NEW`: names of tenants there and here.
+    pub tenants: Vec<OsString>,
+}
+
 /// Settings of a store, shared by every way of opening it.
 #[derive(Debug, Clone)]
 pub struct StoreSettings {
@@ -158,6 +171,8 @@ pub struct StoreSettings {
     pub durability: Durability,
     /// Whether records get a checksum of their content.
     pub checksum: Checksum,
+    /// A legacy directory to serve beside the store's own records.
+    pub attach: Option<AttachLegacy>,
 }
 
 impl Default for StoreSettings {
@@ -172,6 +187,7 @@ impl Default for StoreSettings {
             policy: PolicyName::Lru,
             durability: Durability::Rename,
             checksum: Checksum::Off,
+            attach: None,
         }
     }
 }

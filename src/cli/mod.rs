@@ -42,7 +42,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Mount(mount_args::MountArgs),
+    Mount(Box<mount_args::MountArgs>),
     Umount(umount::UmountArgs),
     Status(status::StatusArgs),
     RemoveAll(remove_all::RemoveAllArgs),
@@ -164,7 +164,7 @@ mod tests {
 
     fn mount_args(line: &[&str]) -> mount_args::MountArgs {
         match parsed(line).unwrap().cli.command {
-            Command::Mount(args) => args,
+            Command::Mount(args) => *args,
             other => panic!("{other:?}"),
         }
     }

@@ -15,6 +15,7 @@ use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
 use super::{guard, mountinfo, progress};
+use crate::config::{AttachLegacy, StoreSettings};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{Mount, Stopper};
@@ -50,16 +51,18 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     let log_file = args.log_file.as_deref().map(open_log).transpose()?;
     start_log(args, log_file.as_ref())?;
     let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
+    // By a path from here, before the daemon goes elsewhere.
+    let attach = args.attach(&place.mountpoint)?;
     raise_file_limit();
     // Modes are the callers' own: the kernel hands their umask along.
     rustix::process::umask(rustix::fs::Mode::empty());
     std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
 
     let removals = match &mut ready {
-        Some(ready) => open(&place, args, &mut |phase, count| ready.progress(phase, count))?,
+        Some(ready) => open(&place, args, attach, &mut |phase, count| ready.progress(phase, count))?,
         None => {
             let mut shown = progress::Progress::new();
-            open(&place, args, &mut |phase, count| shown.update(phase, count))?
+            open(&place, args, attach, &mut |phase, count| shown.update(phase, count))?
         }
     };
     let in_background = ready.is_some();
@@ -121,8 +124,13 @@ fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
 }
 
 /// Opens the store. One that is locked, yet mounted nowhere, is being closed by its last daemon: wait for that.
-fn open(place: &Place, args: &MountArgs, progress: &mut dyn FnMut(&str, u64)) -> Result<Arc<Removals>> {
-    let settings = args.store_settings()?;
+fn open(
+    place: &Place,
+    args: &MountArgs,
+    attach: Option<AttachLegacy>,
+    progress: &mut dyn FnMut(&str, u64),
+) -> Result<Arc<Removals>> {
+    let settings = StoreSettings { attach, ..args.store_settings()? };
     let deadline = Instant::now() + CLOSING_WAIT;
     loop {
         let locked = match Removals::open(&place.store, &settings, progress) {

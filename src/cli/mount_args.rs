@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -11,10 +11,12 @@ use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
 use crate::config::{
-    self, Checksum, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings,
+    self, AttachLegacy, Checksum, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings,
 };
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::format::legacy;
 use crate::key::Tenant;
+use crate::store::legacy::{TenantMap, TenantRule};
 
 /// Create the store if it is missing, recover it, mount it, and return when it is live
 #[derive(Debug, Args)]
@@ -62,6 +64,16 @@ pub(super) struct MountArgs {
     /// Whether the kernel moves the bytes itself; `on` fails the mount where it cannot
     #[arg(long, value_name = "WHEN", value_parser = named(&Passthrough::NAMES), default_value = "auto", help_heading = BEHAVIOUR)]
     passthrough: Passthrough,
+    /// Serve a Mooncake file-per-key directory in place; keys move into the store as they are rewritten
+    #[arg(long, value_name = "DIR", help_heading = LEGACY)]
+    attach_legacy: Option<PathBuf>,
+    /// The directory of records in it
+    #[arg(long, value_name = "NAME", default_value = legacy::FSDIR, requires = "attach_legacy", help_heading = LEGACY)]
+    legacy_fsdir: PathBuf,
+    /// Show the keys of Mooncake's tenant OLD as those of NEW; may be given more than once
+    #[arg(long, value_name = "OLD=NEW", requires = "attach_legacy", help_heading = LEGACY)]
+    map_tenant: Vec<OsString>,
+
     /// How long a change waits for a tenant that is being removed
     #[arg(long, value_name = "TIME", value_parser = config::parse_fence_wait, default_value = "1s", help_heading = BEHAVIOUR)]
     fence_wait: Duration,
@@ -102,6 +114,7 @@ pub(super) struct MountArgs {
 const QUOTA: &str = "Quota and eviction";
 const BEHAVIOUR: &str = "Behaviour";
 const ACCESS: &str = "Access";
+const LEGACY: &str = "Legacy directory";
 const LOGGING: &str = "Logging";
 
 const AFTER_HELP: &str = "\
@@ -141,20 +154,38 @@ impl MountArgs {
 
     /// Refuses values that are right alone and wrong together.
     pub(super) fn check(&self) -> Result<()> {
+        TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
         self.quota().map(drop)
+    }
+
+    /// The legacy directory, by a path that means the same from everywhere. One that the mount would cover, or that
+    /// would hold it, is refused.
+    pub(super) fn attach(&self, mountpoint: &Path) -> Result<Option<AttachLegacy>> {
+        let Some(given) = &self.attach_legacy else { return Ok(None) };
+        let cannot = format!("cannot attach {}", given.display());
+        let dir = given.canonicalize().map_err(|e| Error::os(cannot.clone(), e))?;
+        let inside = dir.join(&self.legacy_fsdir);
+        let records = if inside.is_dir() { &inside } else { &dir };
+        if records.starts_with(mountpoint) || mountpoint.starts_with(records) {
+            let why = "the mountpoint and it are inside one another (use another mountpoint)";
+            return Err(Error::new(Kind::Invalid, format!("{cannot}: {why}")));
+        }
+        let (fsdir, tenants) = (self.legacy_fsdir.clone(), self.map_tenant.clone());
+        Ok(Some(AttachLegacy { dir, fsdir, tenants }))
     }
 
     fn quota(&self) -> Result<Quota> {
         Quota::new(self.size, self.max_keys, self.high_watermark, self.low_watermark)
     }
 
-    /// The settings of the store.
+    /// The settings of the store, but for the legacy directory, which is asked for with the mountpoint.
     pub(super) fn store_settings(&self) -> Result<StoreSettings> {
         Ok(StoreSettings {
             quota: self.quota()?,
             policy: self.evict,
             durability: self.durability,
             checksum: self.checksum,
+            attach: None,
         })
     }
 

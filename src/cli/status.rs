@@ -59,6 +59,7 @@ fn human(text: &str) -> Result<String> {
     row("keys", number("keys").map(|n| n.to_string()));
     row("staged", number("staged_bytes").map(format_size));
     row("evicted", number("evicted_keys").map(|n| keys(n, text_of(&status["evict"]))));
+    row("attached", attached_of(&status["attached"]));
     row("passthrough", status["passthrough"].as_bool().map(|on| if on { "on" } else { "off" }.to_owned()));
     row("coordinator", text_of(&status["coordinator"]));
     row("generation", number("generation").map(|n| n.to_string()));
@@ -76,6 +77,16 @@ fn human(text: &str) -> Result<String> {
         out.push_str(&table(tenants));
     }
     Ok(out)
+}
+
+/// The legacy directory, with what it still serves.
+fn attached_of(attached: &Value) -> Option<String> {
+    let path = text_of(&attached["path"])?;
+    let records = attached["records"].as_u64().unwrap_or(0);
+    let size = format_size(attached["bytes"].as_u64().unwrap_or(0));
+    let rejected = attached["rejected"].as_u64().filter(|n| *n > 0);
+    let rejected = rejected.map_or(String::new(), |n| format!(", {n} rejected"));
+    Some(format!("{path} ({records} records, {size}{rejected})"))
 }
 
 /// The tenants, a line each.

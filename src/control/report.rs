@@ -29,6 +29,8 @@ pub fn status(removals: &Removals, facts: MountFacts, tenant: Option<&Tenant>) -
         of_store.tenants.retain(|t| t.name == tenant.as_str());
         let (bytes, keys, quota) = store.usage(Some(tenant));
         (of_store.used_bytes, of_store.keys, of_store.quota_bytes) = (bytes, keys, quota);
+        // What it counts is of all tenants.
+        of_store.attached = None;
     }
     if let Ok(Value::Object(fields)) = serde_json::to_value(&of_store) {
         object.extend(fields);
@@ -106,6 +108,21 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
         ("fencefs_removal_failures_total", "Attempts at a removal that failed.", &counters.removal_failures),
     ] {
         m.counter(name, help, load(counter));
+    }
+    if let Some(attached) = &status.attached {
+        for (name, help, value) in [
+            ("fencefs_attached_records", "Values served from the legacy directory.", attached.records),
+            ("fencefs_attached_bytes", "Allocated bytes of their files.", attached.bytes),
+            ("fencefs_attached_rejected", "Entries there that are left alone.", attached.rejected),
+            ("fencefs_attached_shadows", "Keys with files behind the one that counts.", attached.shadows),
+            ("fencefs_attached_shadow_bytes", "Allocated bytes of these.", attached.shadow_bytes),
+        ] {
+            m.gauge(name, help, value);
+        }
+        let help = "Legacy values copied into records of the store.";
+        m.counter("fencefs_attached_migrated_total", help, attached.migrated);
+        let help = "Legacy files that could not be unlinked behind a newer record.";
+        m.counter("fencefs_attached_retire_errors_total", help, attached.failed_retirements);
     }
     // Left out where the ledger cannot be asked: no number is better than a wrong one.
     if let Ok(generation) = removals.highest() {

@@ -10,6 +10,8 @@ pub const LOCK: &str = "lock";
 pub const ORDER: &str = "order";
 /// The index at the last clean stop: believed once, with its mark on the data.
 pub const CHECKPOINT: &str = "checkpoint";
+/// While a legacy directory is attached: its path. Removals that are pending then are about it too.
+pub const ATTACHED: &str = "attached";
 /// Storage identity, removal requests, applied markers: outside the managed data.
 pub const LEDGER: &str = "ledger.redb";
 /// The managed root. Whatever stands beside it is not touched.

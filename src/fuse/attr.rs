@@ -42,7 +42,7 @@ impl Fs {
 
     /// Attributes of an open inode, from its file.
     pub(super) fn open_attr(&self, open: &OpenNode) -> Result<(FileAttr, Duration)> {
-        let attr = os::stat(&*open.file)?;
+        let attr = self.content_attr(open)?;
         let links = u32::from(self.store.is_named(open.node));
         let ttl =
             if open.is_written() || !self.opens.replacing(open.node).is_empty() { FORGET } else { REMEMBER };

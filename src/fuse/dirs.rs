@@ -170,7 +170,8 @@ impl Fs {
             Err(e) => reply.error(errno(&e)),
         };
         // A value that is cut may have to be read: all of it before, or what is left for its checksum.
-        let beside = size.is_some() && (self.store.keeps_checksums() || self.store.verifies_first(id));
+        let cuts = size.is_some() && (self.store.keeps_checksums() || self.store.verifies_first(id));
+        let beside = cuts || self.store.is_attached(id);
         self.change([], Change { waits: true, beside, reply, run, answer });
     }
 
@@ -198,7 +199,9 @@ impl Fs {
             return Some(Arc::clone(&w.file));
         }
         let open = self.opens.node(id)?;
-        (open.unsettled().is_some() || !self.store.is_named(id)).then(|| Arc::clone(&open.file))
+        // What was attached is not this mount's to change, not even without its name.
+        let own = open.unsettled().is_some() || (!self.store.is_named(id) && open.span.is_none());
+        own.then(|| Arc::clone(&open.file))
     }
 
     fn set_attributes(&self, who: Caller, id: NodeId, set: &SetAttr) -> Result<()> {

@@ -17,8 +17,10 @@ use super::requests::errno;
 use super::{FORGET, Inode};
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
+use crate::format::legacy::Span;
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
+use crate::store::legacy::Value;
 use crate::store::{NodeId, Owner, ROOT};
 
 /// Who asks: credentials and thread.
@@ -213,7 +215,7 @@ impl Fs {
         writing.by_key.store(named.by_key, Ordering::Relaxed);
         let file = Arc::clone(&writing.file);
         let home = Arc::clone(&writing.home);
-        let fresh = OpenNode::new(node, home, Arc::clone(&file), backing, Some(Arc::clone(&writing)));
+        let fresh = OpenNode::new(node, home, (Arc::clone(&file), None), backing, Some(Arc::clone(&writing)));
         let open = self.opens.enter(fresh);
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
@@ -237,7 +239,7 @@ impl Fs {
         self.once_settled(who, id, move || {
             let change = Change {
                 waits: true,
-                beside: fs.store.verifies_first(id),
+                beside: fs.store.prepares_first(id, writes(flags)),
                 reply: OpenReply::Open(reply),
                 run: move |fs: &Arc<Fs>, reply: &OpenReply, []: [&[u8]; 0]| {
                     fs.open_node(who, id, flags, reply)
@@ -280,7 +282,7 @@ impl Fs {
         if writes(flags) {
             let (node, file) = self.begin_edit(who, id)?;
             let file = Arc::new(file);
-            let done = self.open_record(id, &file, flags, reply, Some(node));
+            let done = self.open_record(id, (&file, None), flags, reply, Some(node));
             if done.is_err() {
                 self.store.end_edit(node, &file)?;
             }
@@ -297,19 +299,19 @@ impl Fs {
             let file = Arc::clone(&open.file);
             return self.answer(open, file, None, None, flags);
         }
-        let file = match self.store.open_value(id)? {
-            Some((file, _)) => file,
+        let Value { file, span, .. } = match self.store.open_value(id)? {
+            Some(value) => value,
             None => self.open_successor(who, id, MAY_READ)?.1,
         };
-        self.open_record(id, &Arc::new(file), flags, reply, None)
+        self.open_record(id, (&Arc::new(file), span), flags, reply, None)
     }
 
     /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
     /// after ESTALE, but only once, and a busy key is replaced faster than that.
-    fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, File, Attr)> {
+    fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
             let next = self.store.successor(id).ok_or_else(gone)?;
-            Ok(self.store.open_value(next)?.map(|(file, attr)| (next, file, attr)))
+            Ok(self.store.open_value(next)?.map(|value| (next, value)))
         };
         // The successor may be overtaken as well.
         let mut found = None;
@@ -319,7 +321,8 @@ impl Fs {
                 break;
             }
         }
-        let (next, file, attr) = found.ok_or_else(gone)?;
+        let (next, value) = found.ok_or_else(gone)?;
+        let attr = &value.attr;
         // The kernel judged the old value's permissions. What it could not judge goes the long way.
         let allowed = match who {
             Caller { uid: 0, .. } => true,
@@ -327,7 +330,7 @@ impl Fs {
             Caller { gid, .. } if gid == attr.gid => attr.mode & (access << 3) != 0,
             _ => attr.mode & access != 0,
         };
-        if allowed { Ok((next, file, attr)) } else { Err(gone()) }
+        if allowed { Ok((next, value)) } else { Err(gone()) }
     }
 
     /// Begins editing the value of an inode, or of what replaced it meanwhile; which node that is. While the inode is
@@ -350,25 +353,32 @@ impl Fs {
 
     /// Counts one more open of an inode; the first has the kernel back it with `file`, unless it `writes` what is to
     /// have a checksum.
-    fn enter(&self, id: NodeId, file: &Arc<File>, reply: &OpenReply, writes: bool) -> Result<Arc<OpenNode>> {
+    fn enter(
+        &self,
+        id: NodeId,
+        (file, span): (&Arc<File>, Option<Span>),
+        reply: &OpenReply,
+        writes: bool,
+    ) -> Result<Arc<OpenNode>> {
         if let Some(open) = self.opens.enter_if_open(id) {
             return Ok(open);
         }
         let home = self.store.home_of(id)?;
-        let backing = if writes && self.store.keeps_checksums() { None } else { self.back(reply, file) };
-        Ok(self.opens.enter(OpenNode::new(id, home, Arc::clone(file), backing, None)))
+        let copies = span.is_some() || (writes && self.store.keeps_checksums());
+        let backing = if copies { None } else { self.back(reply, file) };
+        Ok(self.opens.enter(OpenNode::new(id, home, (Arc::clone(file), span), backing, None)))
     }
 
     /// Opens the record of an inode that `file` was opened for.
     fn open_record(
         self: &Arc<Self>,
         id: NodeId,
-        file: &Arc<File>,
+        (file, span): (&Arc<File>, Option<Span>),
         flags: i32,
         reply: &OpenReply,
         edits: Option<NodeId>,
     ) -> Result<Opened> {
-        let open = self.enter(id, file, reply, edits.is_some())?;
+        let open = self.enter(id, (file, span), reply, edits.is_some())?;
         if let Some(node) = edits
             && open.backing.is_some()
             && self.store.keeps_checksums()
@@ -508,8 +518,8 @@ impl Fs {
     ) -> Result<Opened> {
         let again = self.came_back(who);
         self.spare_cached_readers(who, id, again)?;
-        let (old, old_file, old_attr) = match self.store.open_value(id)? {
-            Some((file, attr)) => (id, file, attr),
+        let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id)? {
+            Some(value) => (id, value),
             None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
             None if !again => return Err(self.send_back(who)),
             None => self.vanished(who, id)?,
@@ -519,7 +529,7 @@ impl Fs {
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
         copy_attributes(&old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
-        let open = self.enter(id, &old_file, reply, true)?;
+        let open = self.enter(id, (&old_file, span), reply, true)?;
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
@@ -542,10 +552,11 @@ impl Fs {
     }
 
     /// O_TRUNC of a key that vanished between look-up and open, twice: it is made anew in its last place.
-    fn vanished(&self, who: Caller, id: NodeId) -> Result<(NodeId, File, Attr)> {
+    fn vanished(&self, who: Caller, id: NodeId) -> Result<(NodeId, Value)> {
         let file = self.store.probe_file()?;
         let attr = os::stat(&file)?;
-        Ok((id, file, Attr { mode: libc::S_IFREG | 0o644, uid: who.uid, gid: who.gid, ..attr }))
+        let attr = Attr { mode: libc::S_IFREG | 0o644, uid: who.uid, gid: who.gid, ..attr };
+        Ok((id, Value::from((file, attr))))
     }
 }
 

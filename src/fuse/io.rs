@@ -1,5 +1,6 @@
 //! Input and output on an open file, where the kernel does not do it by itself: read, write, sync, allocate, seek, copy.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -7,23 +8,66 @@ use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 
 use super::Fs;
 use super::files::answer_empty;
-use super::opens::{Handle, Writing};
+use super::opens::{Handle, OpenNode, Writing};
 use super::requests::errno;
+use crate::config::limits;
 use crate::error::{Error, Kind, Result};
-use crate::os;
+use crate::format::legacy::Span;
+use crate::os::{self, Attr};
 
 impl Fs {
     pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
         self.opens.handle(fh.0).ok_or_else(|| Error::new(Kind::Io(libc::EBADF), "no such open file"))
     }
 
+    /// The record that the value of an open inode was copied into since it was opened, if it was attached then.
+    fn moved<'a>(&self, open: &'a OpenNode) -> Result<Option<&'a Arc<File>>> {
+        let Some(moved) = open.moved.get() else {
+            if open.attached().is_none()
+                || self.store.is_attached(open.node)
+                || !self.store.is_named(open.node)
+            {
+                return Ok(None);
+            }
+            // Whoever has the old file open sees what is edited now, as in any file.
+            let Some(value) = self.store.open_value(open.node)?.filter(|v| v.span.is_none()) else {
+                return Ok(None);
+            };
+            return Ok(Some(open.moved.get_or_init(|| Arc::new(value.file))));
+        };
+        Ok(Some(moved))
+    }
+
+    /// What a handle reads, and where in it the value is.
+    fn content(&self, handle: &Handle) -> Result<(Arc<File>, Option<Span>)> {
+        let reads_inode = handle.writing.is_none() && handle.edits.is_none();
+        let Some((file, span)) = handle.open.attached().filter(|_| reads_inode) else {
+            return Ok((Arc::clone(&handle.file), None));
+        };
+        Ok(match self.moved(&handle.open)? {
+            Some(moved) => (Arc::clone(moved), None),
+            None => (Arc::clone(file), Some(span)),
+        })
+    }
+
+    /// Attributes of what an open inode holds.
+    pub(super) fn content_attr(&self, open: &OpenNode) -> Result<Attr> {
+        let Some((file, span)) = open.attached() else { return os::stat(&*open.file) };
+        match self.moved(open)? {
+            Some(moved) => os::stat(&**moved),
+            None => Ok(Attr { size_bytes: span.bytes, ..os::stat(&**file)? }),
+        }
+    }
+
     /// READ, where the kernel does not read by itself.
     pub(super) fn read(&self, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
         let read = self.handle(fh).and_then(|handle| {
-            let mut buf = vec![0; size as usize];
+            let (file, span) = self.content(&handle)?;
+            let (offset, length) = within(span, offset, u64::from(size));
+            let mut buf = vec![0; length as usize];
             let mut filled = 0;
             while filled < buf.len() {
-                let n = handle.file.read_at(&mut buf[filled..], offset + filled as u64);
+                let n = file.read_at(&mut buf[filled..], offset + filled as u64);
                 match n.map_err(|e| Error::os("cannot read a value", e))? {
                     0 => break,
                     n => filled += n,
@@ -120,7 +164,15 @@ impl Fs {
             _ => return reply.error(Errno::EINVAL),
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        match self.handle(fh).and_then(|h| os::seek_hole(&*h.file, what, offset)) {
+        let sought = self.handle(fh).and_then(|handle| match self.content(&handle)? {
+            (file, None) => os::seek_hole(&*file, what, offset),
+            // All data, whatever the file around it.
+            (_, Some(span)) if offset < span.bytes => {
+                Ok(if what == os::Hole::Data { offset } else { span.bytes })
+            }
+            _ => Err(Error::new(Kind::Io(libc::ENXIO), "past the end of the value")),
+        });
+        match sought {
             Ok(at) => reply.offset(at as i64),
             Err(e) => reply.error(errno(&e)),
         }
@@ -137,20 +189,48 @@ impl Fs {
         let files = self.handle(from.0).and_then(|a| {
             let b = self.handle(to.0)?;
             b.admitted()?;
-            Ok((a, b))
+            Ok((self.content(&a)?, b))
         });
         match files {
             Ok((a, b)) => self.pool.run(move || {
-                let length = length.min(1 << 30) as usize;
+                let (file, span) = a;
+                let (at, length) = within(span, from.1, length.min(1 << 30));
                 if let Some(writing) = &b.writing {
                     writing.changes();
                 }
-                match os::copy_range(&a.file, from.1, &b.file, to.1, length) {
+                match copy_between(&file, at, &b.file, to.1, length as usize) {
                     Ok(n) => reply.written(n as u32),
                     Err(e) => reply.error(errno(&e)),
                 }
             }),
             Err(e) => reply.error(errno(&e)),
         }
+    }
+}
+
+/// A stretch of a value, by where it is in the file that holds it: never beyond the value.
+fn within(span: Option<Span>, offset: u64, length: u64) -> (u64, u64) {
+    match span {
+        None => (offset, length),
+        Some(span) => {
+            let from = offset.min(span.bytes);
+            (span.offset + from, length.min(span.bytes - from))
+        }
+    }
+}
+
+/// Copies up to `length` bytes; a legacy directory may be on another filesystem, where the kernel does not.
+fn copy_between(from: &File, from_offset: u64, to: &File, to_offset: u64, length: usize) -> Result<usize> {
+    if length == 0 {
+        return Ok(0);
+    }
+    match os::copy_range(from, from_offset, to, to_offset, length) {
+        Err(e) if e.kind() == Kind::CrossTenant || e.errno() == libc::EXDEV => {
+            let mut buf = vec![0; length.min(limits::SUM_BUFFER_BYTES)];
+            let n = from.read_at(&mut buf, from_offset).map_err(|e| Error::os("cannot read a value", e))?;
+            to.write_all_at(&buf[..n], to_offset).map_err(|e| Error::os("cannot write a value", e))?;
+            Ok(n)
+        }
+        done => done,
     }
 }

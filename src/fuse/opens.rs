@@ -6,14 +6,15 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
+use crate::format::legacy::Span;
 use crate::os::{self, process};
 use crate::store::tenants::Home;
 use crate::store::{NodeId, Passing, Staged};
@@ -150,6 +151,10 @@ pub(super) struct OpenNode {
     home: Arc<Home>,
     /// What the kernel's inode is backed by: the record, or the staged value that created the inode.
     pub(super) file: Arc<File>,
+    /// Where in `file` the value is, where that is not all of it: then the kernel never reads it by itself.
+    pub(super) span: Option<Span>,
+    /// The record that the value was copied into since.
+    pub(super) moved: OnceLock<Arc<File>>,
     pub(super) backing: Option<BackingId>,
     /// The value that created this inode, if it was created while open.
     pub(super) writing: Option<Arc<Writing>>,
@@ -164,7 +169,7 @@ impl OpenNode {
     pub(super) fn new(
         node: NodeId,
         home: Arc<Home>,
-        file: Arc<File>,
+        (file, span): (Arc<File>, Option<Span>),
         backing: Option<BackingId>,
         writing: Option<Arc<Writing>>,
     ) -> Arc<Self> {
@@ -172,6 +177,8 @@ impl OpenNode {
             node,
             home,
             file,
+            span,
+            moved: OnceLock::new(),
             backing,
             writing,
             opens: AtomicU32::new(0),
@@ -188,6 +195,11 @@ impl OpenNode {
     /// The home that it was in when it was opened.
     pub(super) fn home(&self) -> &Arc<Home> {
         &self.home
+    }
+
+    /// Where the value was when it was opened, if not in a record of the store.
+    pub(super) fn attached(&self) -> Option<(&Arc<File>, Span)> {
+        self.span.map(|span| (&self.file, span))
     }
 
     /// Whether a removal took it, or is about to.

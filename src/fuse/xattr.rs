@@ -114,6 +114,7 @@ impl Fs {
         if id == ROOT || self.store.is_tenant_dir(id) {
             return Ok(None);
         }
+        self.store.migrate(id)?;
         let home = self.store.home_of(id)?;
         let lease = home.fence.enter(home.epoch)?;
         Ok(self.store.attribute_file(id)?.map(|file| (Arc::new(file), Some(lease))))

@@ -241,6 +241,9 @@ impl Store {
 
     /// Why the index should not be believed by the next start.
     fn doubts(&self, index: &Index) -> Option<String> {
+        if self.attached.is_some() {
+            return Some("a directory is attached, and others may write to it".to_owned());
+        }
         if self.doubted.load(Ordering::Relaxed) {
             return Some("something failed halfway".to_owned());
         }
@@ -306,8 +309,13 @@ fn place_all(
             Directory::new(DirAttr { mode: d.mode, uid: d.uid, gid: d.gid, atime, mtime, ctime }, d.recorded)
         });
         let is_dir = dir.is_some();
-        let what =
-            Recovered { kind: entry.kind, pinned: entry.pinned, unverified: false, blocks: entry.blocks };
+        let what = Recovered {
+            kind: entry.kind,
+            pinned: entry.pinned,
+            unverified: false,
+            attached: false,
+            blocks: entry.blocks,
+        };
         let node = link(index, parent, entry.name, &what, dir)?;
         if is_dir {
             dirs.push(node);

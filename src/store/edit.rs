@@ -12,6 +12,7 @@ use parking_lot::MutexGuard;
 use super::Store;
 use super::content::Summed;
 use super::index::{NodeId, State};
+use super::legacy::Value;
 use super::object::{Found, Place, absent};
 use super::tenants::{Home, dir_attr};
 use super::writer::Owner;
@@ -60,10 +61,10 @@ impl Store {
     }
 
     /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
-    pub fn open_value(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+    pub fn open_value(&self, id: NodeId) -> Result<Option<Value>> {
         self.verify_first(id)?;
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
-        let opened = self.open_or_forget(&home, &place, id, false)?;
+        let opened = self.open_kept(&home, &place, id)?;
         if opened.is_some() {
             self.index.lock().policy.touch(id.slot());
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
@@ -106,6 +107,7 @@ impl Store {
     /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
     pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
         self.verify_first(id)?;
+        self.migrate(id)?;
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
@@ -213,6 +215,7 @@ impl Store {
         if is_dir {
             return self.set_dir_attr(id, set);
         }
+        self.migrate(id)?;
         let (home, place) = self.place_of(id)?;
         let _lease = home.fence.enter(home.epoch)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
@@ -301,12 +304,13 @@ impl Store {
         }
         let gone = || Error::new(Kind::NotFound, "no such key any more");
         let (home, place, _key) = self.lock_place(id).ok_or_else(gone)?;
-        let opened = self.open_or_forget(&home, &place, id, false)?;
-        Ok(Some(opened.ok_or_else(|| absent(&place.key))?.0))
+        let opened = self.open_kept(&home, &place, id)?;
+        Ok(Some(opened.ok_or_else(|| absent(&place.key))?.file))
     }
 
     /// Pins or unpins a linked value, durably.
     pub fn set_pinned(&self, id: NodeId, pinned: bool) -> Result<()> {
+        self.migrate(id)?;
         let (home, place) = self.place_of(id)?;
         if place.kind == RecordKind::Directory {
             return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));

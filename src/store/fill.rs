@@ -29,6 +29,8 @@ pub(super) struct Seen<'a> {
     pub(super) pinned: bool,
     /// Its content is to be compared with its checksum before its first use.
     pub(super) unverified: bool,
+    /// It is in the attached directory.
+    pub(super) attached: bool,
     pub(super) attr: &'a Attr,
     /// Its place in the eviction order, if that is known.
     pub(super) rank: u32,
@@ -44,17 +46,19 @@ struct Row {
     at: u32,
     length: u16,
     kind: RecordKind,
-    /// [`PINNED`], [`UNVERIFIED`].
+    /// [`PINNED`], [`UNVERIFIED`], [`ATTACHED`].
     marks: u8,
 }
 
 const PINNED: u8 = 1;
 const UNVERIFIED: u8 = 2;
+const ATTACHED: u8 = 4;
 
 impl Row {
     fn recovered(&self) -> Recovered {
-        let (pinned, unverified) = (self.marks & PINNED != 0, self.marks & UNVERIFIED != 0);
-        Recovered { kind: self.kind, pinned, unverified, blocks: self.blocks }
+        let [pinned, unverified, attached] =
+            [PINNED, UNVERIFIED, ATTACHED].map(|mark| self.marks & mark != 0);
+        Recovered { kind: self.kind, pinned, unverified, attached, blocks: self.blocks }
     }
 }
 
@@ -85,7 +89,9 @@ impl Batch {
             at: u32::try_from(self.keys.len()).map_err(too_much)?,
             length: u16::try_from(key.len()).map_err(too_much)?,
             kind: seen.kind,
-            marks: (u8::from(seen.pinned) * PINNED) | (u8::from(seen.unverified) * UNVERIFIED),
+            marks: (u8::from(seen.pinned) * PINNED)
+                | (u8::from(seen.unverified) * UNVERIFIED)
+                | (u8::from(seen.attached) * ATTACHED),
         };
         self.keys.extend_from_slice(key);
         match seen.kind {
@@ -192,7 +198,13 @@ fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Result<NodeId>
     let now = Timespec::now();
     let above = index.dir(parent)?.attr;
     let attr = DirAttr { mode: above.mode, atime: now, mtime: now, ctime: now, ..above };
-    let what = Recovered { kind: RecordKind::Directory, pinned: false, unverified: false, blocks: 0 };
+    let what = Recovered {
+        kind: RecordKind::Directory,
+        pinned: false,
+        unverified: false,
+        attached: false,
+        blocks: 0,
+    };
     link(index, parent, name, &what, Some(Directory::new(attr, false)))
 }
 
@@ -201,6 +213,7 @@ pub(super) struct Recovered {
     pub(super) kind: RecordKind,
     pub(super) pinned: bool,
     pub(super) unverified: bool,
+    pub(super) attached: bool,
     pub(super) blocks: u64,
 }
 
@@ -223,5 +236,8 @@ pub(super) fn link(
         index.set_pinned(id, true)?;
     }
     index.get_mut(id)?.content.unverified = what.unverified;
+    if what.attached {
+        index.mark_attached(id)?;
+    }
     Ok(id)
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::evict::{Policy, Slot};
+use super::legacy::Outside;
 use super::node::ROOT_SLOT;
-pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, State};
+pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, Source, State};
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
@@ -79,6 +80,8 @@ pub struct Index {
     pub pinned_bytes: u64,
     /// Eviction order of every linked value and symlink.
     pub policy: Box<dyn Policy>,
+    /// What an attached directory holds of all that.
+    pub(super) outside: Outside,
 }
 
 fn gone() -> Error {
@@ -121,6 +124,7 @@ impl Index {
             reserved_keys: 0,
             pinned_bytes: 0,
             policy,
+            outside: Outside::default(),
         }
     }
 
@@ -300,6 +304,7 @@ impl Index {
         // A directory and a value of one key are two records.
         let replaced = if is_dir { self.entry(parent.slot(), name) } else { self.child(parent, name) };
         if let Some(old) = replaced {
+            self.leave_shadow(old)?;
             self.unlink(old, now)?;
         }
         let dir = self.dir_mut(parent)?;
@@ -326,7 +331,7 @@ impl Index {
 
     /// Takes a linked node's name away. It lives on as an orphan while anyone refers to it.
     pub fn unlink(&mut self, id: NodeId, now: Timespec) -> Result<()> {
-        self.linked(id)?;
+        self.unmark_attached(id)?;
         let slot = id.slot();
         self.set_blocks(id, 0)?;
         self.set_pinned(id, false)?;
@@ -409,12 +414,16 @@ impl Index {
 
     /// Puts a new node in the place of a linked value; the old one becomes an orphan.
     pub fn rehome(&mut self, id: NodeId, now: Timespec) -> Result<NodeId> {
+        let attached = self.unmark_attached(id)?;
         let node = self.linked(id)?;
         let (parent, name, tenant) = (self.parent_of(node), node.name.clone(), node.tenant);
         let (kind, blocks, pinned, content) = (node.kind, node.blocks, node.pinned, node.content);
         let fresh = self.add_pending(parent, &name, tenant, kind, None);
         self.link(fresh, blocks, now)?;
         self.get_mut(fresh)?.content = content;
+        if attached {
+            self.mark_attached(fresh)?;
+        }
         self.set_pinned(fresh, pinned)?;
         Ok(fresh)
     }
@@ -490,6 +499,9 @@ impl Index {
     pub fn set_blocks(&mut self, id: NodeId, blocks: u64) -> Result<()> {
         let node = self.linked(id)?;
         let (old, new, tenant, pinned) = (node.blocks * 512, blocks * 512, node.tenant as usize, node.pinned);
+        if self.is_attached(id) {
+            self.outside.served.bytes = self.outside.served.bytes - old + new;
+        }
         self.nodes[id.slot() as usize].blocks = blocks;
         self.usage.bytes = self.usage.bytes - old + new;
         if pinned {
@@ -527,14 +539,24 @@ impl Index {
 
     /// The coldest value that may go, of one tenant or of all, other than `protect` and `skip`.
     pub fn victim_of(&self, tenant: Option<u32>, protect: Option<NodeId>, skip: &[NodeId]) -> Option<NodeId> {
+        let asked = |node: &Node, id| tenant.is_none_or(|t| node.tenant == t) && Some(id) != protect;
+        self.victim(skip, &asked)
+    }
+
+    /// The same, of what occupies the store's own filesystem.
+    pub(super) fn victim_for_space(&self, skip: &[NodeId]) -> Option<NodeId> {
+        self.victim(skip, &|node, _| !(self.outside.elsewhere && node.content.source == Source::Attached))
+    }
+
+    fn victim(&self, skip: &[NodeId], asked: &dyn Fn(&Node, NodeId) -> bool) -> Option<NodeId> {
         let slot = self.policy.victim(&mut |slot| {
             let id = self.id_of(slot);
             let node = &self.nodes[slot as usize];
             !node.pinned
                 && node.writers == 0
-                && tenant.is_none_or(|t| node.tenant == t)
+                && asked(node, id)
                 && !self.is_closed(node.tenant)
-                && Some(id) != protect
+                && !self.in_transaction(id)
                 && !skip.contains(&id)
         });
         slot.map(|s| self.id_of(s))
@@ -559,7 +581,10 @@ impl Index {
     pub fn check(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut sums: Vec<Usage> = self.tenants.iter().map(|t| t.hidden).collect();
-        let mut pinned = 0;
+        for (number, sum) in (0..).zip(&mut sums) {
+            sum.bytes += self.outside.shadow_bytes(number);
+        }
+        let (mut pinned, mut served) = (0, Usage::default());
         for slot in self.linked_slots() {
             let node = self.at(slot);
             if let Some(sum) = sums.get_mut(node.tenant as usize) {
@@ -567,6 +592,9 @@ impl Index {
                 sum.keys += u64::from(node.dir.is_none());
             }
             pinned += if node.pinned { node.blocks * 512 } else { 0 };
+            if node.content.source == Source::Attached {
+                served = Usage { bytes: served.bytes + node.blocks * 512, keys: served.keys + 1 };
+            }
             if self.is_unspelled(slot) {
                 continue;
             }
@@ -592,6 +620,10 @@ impl Index {
         let of_tenants: u64 = self.tenants.iter().map(|t| t.pinned_bytes).sum();
         if pinned != self.pinned_bytes || pinned != of_tenants {
             found.push(format!("{pinned} bytes are pinned, counted {}", self.pinned_bytes));
+        }
+        if served != self.outside.served {
+            found
+                .push(format!("the attached directory serves {served:?}, counted {:?}", self.outside.served));
         }
         let named = self.charged().keys;
         if self.policy.len() as u64 != named {

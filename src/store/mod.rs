@@ -122,6 +122,8 @@ pub struct Store {
     index: Mutex<index::Index>,
     keys: KeyLocks,
     edits: content::Edits,
+    /// A legacy directory that is served beside the store's own records.
+    attached: Option<legacy::Attached>,
     /// The last daemon left the store without a clean stop.
     unclean: bool,
     tenant_changes: Mutex<()>,
@@ -154,6 +156,7 @@ impl Store {
         pending: &[Pending],
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Store>> {
+        let attached = legacy::attach(&root, settings.attach.as_ref(), pending)?;
         let data = root.data()?;
         let stop = checkpoint::take_mark(&data)?;
         let tenants_dir = data.ensure_dir(layout::TENANTS, 0o755)?;
@@ -182,6 +185,7 @@ impl Store {
             index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             edits: content::Edits::new(),
+            attached,
             unclean,
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),

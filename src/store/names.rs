@@ -69,6 +69,10 @@ impl Store {
         }
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let attr = match home.dir.open_file(place.path(), false) {
+            _ if self.is_attached(id) => match self.open_kept(&home, &place, id)? {
+                Some(value) => value.attr,
+                None => return Ok(None),
+            },
             Ok(Some(file)) => os::stat(&file)?,
             // Gone, or something that is no file: judged as any open judges it.
             _ => match self.open_or_forget(&home, &place, id, false)? {
@@ -239,11 +243,11 @@ impl Store {
 
     /// The target of a symbolic link.
     pub fn read_link(&self, id: NodeId) -> Result<Vec<u8>> {
-        let (file, attr) = self
+        let link = self
             .open_value(id)?
             .ok_or_else(|| Error::new(Kind::NotFound, "no such symbolic link any more"))?;
-        let mut target = Vec::with_capacity(attr.size_bytes as usize);
-        std::io::Read::read_to_end(&mut &file, &mut target)
+        let mut target = Vec::with_capacity(link.attr.size_bytes as usize);
+        std::io::Read::read_to_end(&mut &link.file, &mut target)
             .map_err(|e| Error::os("cannot read a symbolic link", e))?;
         Ok(target)
     }
@@ -261,7 +265,7 @@ impl Store {
             return Err(absent(&place.key));
         }
         step!("unlink.record");
-        self.delete_record(&home, &place)?;
+        self.delete_copies(id, &home, &place)?;
         self.index.lock().unlink(id, Timespec::now())
     }
 
@@ -309,6 +313,10 @@ impl Store {
             let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
             let (home, old) = self.place_of(id)?;
             let (target, new) = self.rename_target(&home, id, to, old.kind)?;
+            self.migrate(id)?;
+            if let Some(target) = target.filter(|_| how == RenameHow::Exchange) {
+                self.migrate(target)?;
+            }
             let _lease = home.fence.enter(home.epoch)?;
             let _keys = self.keys.lock_two(&old, &new);
             // Somebody was faster at one of the two names: look again.
@@ -343,6 +351,7 @@ impl Store {
             }
             _ => {}
         }
+        self.retire_first(home, &old.key)?;
         // What fails once the file has moved is told only when the index has followed it.
         let Moved { blocks, left, synced } = self.move_record(home, (id, old), (target, new))?;
         let mut index = self.index.lock();
@@ -357,7 +366,9 @@ impl Store {
         drop(index);
         self.tell_moved(replaced, to.0);
         self.counters.renames.fetch_add(1, Ordering::Relaxed);
-        synced.map(|()| replaced)
+        synced?;
+        self.retire(home, &new.key);
+        Ok(replaced)
     }
 
     fn rename_target(
@@ -438,7 +449,7 @@ impl Store {
             if new.digest == old.digest {
                 return Ok(());
             }
-            self.put_in_place(&from, &old.digest.to_string(), (home, new, &to), target.is_some())
+            self.put_in_place(&from, &old.digest.to_string(), (home, new, &to), self.has_record(target))
         });
         if let Err(e) = moved {
             // The second key in its metadata may have taken a block.
@@ -493,7 +504,7 @@ impl Store {
                 os::sync_file(&copy)?;
             }
             let to = self.ensure_shard(home, new.digest)?;
-            let known = target.is_some() || new.digest == old.digest;
+            let known = self.has_record(target) || new.digest == old.digest;
             self.put_in_place(&self.staging, &name, (home, new, &to), known)?;
             Ok(to)
         })();

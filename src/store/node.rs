@@ -42,6 +42,16 @@ pub enum State {
     Orphan,
 }
 
+/// Where a value is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// In a record of the store.
+    #[default]
+    Record,
+    /// In the attached directory: it is copied into a record before anything of it changes.
+    Attached,
+}
+
 /// What is known of a value's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
@@ -49,6 +59,8 @@ pub struct Content {
     pub unverified: bool,
     /// It may change without a request: it has no checksum.
     pub unseen: bool,
+    /// Where it is kept.
+    pub source: Source,
 }
 
 /// A directory's own attributes, kept in memory so that creating a file writes none of them.

@@ -168,11 +168,11 @@ impl Visitor for MustBeProven<'_> {
     }
 }
 
-fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
+pub(super) fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
     Error::new(
         Kind::UnprovenOwnership,
         format!(
-            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of the store \
+            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of there \
              and try again, or hide the tenant's keys with mode=logical"
         ),
     )
@@ -206,6 +206,6 @@ impl Store {
                 done => done?,
             }
         }
-        Ok(())
+        self.prove_attached(tenant)
     }
 }

@@ -16,6 +16,7 @@
 //! | `ledger.marker` | the applied marker | this generation is never applied again |
 //! | `removal.counters` | usage of the scope is zero | |
 //!
+//! `removal.legacy` comes for each file of the scope in an attached directory, before `removal.delete`, whatever the mode.
 //! Some have more: `removal.trashed` when the last rename is done, `removal.staged` before a staged value is unlinked,
 //! `removal.stranger` before one is set aside, `removal.epoch.sync` before a new directory is made durable.
 //!
@@ -106,6 +107,7 @@ impl Store {
         homes.iter().for_each(|home| home.fence.drain());
         self.trash_scope(scope, *generation)?;
         homes.iter().try_for_each(|home| self.hide(home, *generation))?;
+        self.clear_attached(scope, &deleted)?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
                 self.delete_trashed(&trashed, &deleted, &self.stopping)?;
@@ -113,8 +115,10 @@ impl Store {
         }
         step!("removal.verify");
         self.verify_removed(removal)?;
+        self.verify_attached(scope)?;
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
+        self.sync_attached()?;
         homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
@@ -145,7 +149,7 @@ impl Store {
         (homes, deleted)
     }
 
-    fn homes_in(&self, scope: &Scope) -> Vec<Arc<Home>> {
+    pub(super) fn homes_in(&self, scope: &Scope) -> Vec<Arc<Home>> {
         let index = self.index.lock();
         let homes = index.tenants.iter().filter(|t| t.live && scope.includes_tenant(&t.home.tenant));
         homes.map(|t| Arc::clone(&t.home)).collect()

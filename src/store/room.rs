@@ -225,11 +225,15 @@ impl Store {
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
-        if !self.index.lock().linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) {
+        let evictable = {
+            let index = self.index.lock();
+            index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) && !index.in_transaction(id)
+        };
+        if !evictable {
             return Ok(None);
         }
         step!("evict.record");
-        self.delete_record(&home, &place)
+        self.delete_copies(id, &home, &place)
             .map_err(|e| Error::new(e.kind(), format!("{} of tenant {}: {e}", place.key, home.tenant)))?;
         let (parent, name, bytes) = {
             let mut index = self.index.lock();
@@ -319,7 +323,10 @@ impl Store {
                 if used <= target_bytes && !keys_over {
                     return;
                 }
-                index.victim_of(None, None, &stuck)
+                match reason {
+                    Reason::FreeSpace => index.victim_for_space(&stuck),
+                    _ => index.victim_of(None, None, &stuck),
+                }
             };
             let Some(victim) = victim else { return };
             if let Err(e) = self.evict(victim, reason) {

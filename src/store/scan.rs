@@ -51,6 +51,8 @@ impl Store {
     /// be believed, else by a walk.
     pub(super) fn recover(&self, stop: Option<u128>, progress: &mut dyn FnMut(&str, u64)) -> Result<()> {
         self.empty_staging()?;
+        // Of a directory that others may have written to, no checkpoint tells.
+        let stop = stop.filter(|_| self.attached.is_none());
         if self.restore(stop, progress) { Ok(()) } else { self.scan(progress) }
     }
 
@@ -81,10 +83,13 @@ impl Store {
         let walk = Walk { store: self, ranks: self.read_order(), quarantine: Mutex::new(()) };
         let upper = |job: &Job, told: &Teller<'_, Batch>| walk.upper(job, told);
         let count = &mut |count| progress("records", count);
-        let batches = jobs::run((super::trash::threads(), &jobs), upper, count)?;
-        drop(walk);
+        let mut batches = jobs::run((super::trash::threads(), &jobs), upper, count)?;
         let found = batches.iter().map(|b| b.len() as u64).sum();
+        let mut attached = self.scan_attached(&|digest| walk.ranks.of(digest), progress)?;
+        drop(walk);
+        batches.extend(attached.take_batches());
         self.fill(&batches)?;
+        self.count_scanned(attached)?;
         self.counters.scanned.store(found, Ordering::Relaxed);
         Ok(())
     }
@@ -186,7 +191,7 @@ impl Walk<'_> {
                 let unverified = self.store.unclean && record.checksum.is_some() && !record.editing;
                 let attr = self.settle(&file, attr, record)?;
                 let rank = self.ranks.of(digest);
-                batch.push(&Seen { key: &key, kind, pinned, unverified, attr: &attr, rank })
+                batch.push(&Seen { key: &key, kind, pinned, unverified, attached: false, attr: &attr, rank })
             }
             (Found::Invalid(why), _) => {
                 let _one = self.quarantine.lock();

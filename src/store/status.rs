@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Store;
 use super::index::ROOT;
+use super::legacy::AttachedStatus;
 use super::remove::ScopeState;
 
 /// Counters since the store was opened.
@@ -88,6 +89,9 @@ pub struct StoreStatus {
     pub generation: u64,
     /// What went wrong last beside an operation.
     pub last_error: Option<String>,
+    /// The legacy directory that is served beside the store's own records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<AttachedStatus>,
     /// Tenants, by name.
     pub tenants: Vec<TenantStatus>,
 }
@@ -109,6 +113,7 @@ impl Store {
     /// A snapshot of the store's state.
     pub fn status(&self) -> StoreStatus {
         self.count_staged();
+        let attached = self.attached_status();
         let scopes = self.scopes.lock();
         let index = self.index.lock();
         let mut tenants: Vec<TenantStatus> = index
@@ -139,6 +144,7 @@ impl Store {
             quarantined: self.counters.quarantined.load(Ordering::Relaxed),
             generation: tenants.iter().map(|t| t.epoch).max().unwrap_or(0),
             last_error: self.last_error.lock().clone(),
+            attached,
             tenants,
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Steps of a publication, in order: lease (same epoch), write the metadata, reserve the whole size (the metadata may
 //! take a block), sync (with `--durability fsync`), rename into the shard, link in the index, sync the shard. Until the
-//! rename nothing that exists is touched; after it nothing can fail but the sync.
+//! rename nothing that exists is touched; after it nothing can fail but the sync. What a legacy directory still has of
+//! the key is retired last.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -214,6 +215,7 @@ impl Store {
         let sum = if still_open { None } else { self.sum_of_staged(staged)? };
         let _lease = home.fence.commit(home.epoch)?;
         let (key, old) = self.standing(staged)?;
+        let _transaction = self.transaction(old);
         let place = Place::new(&home, key, staged.kind);
         if staged.is_doomed() {
             return Err(self.no_space("the value is larger than the quota, or missed a write"));
@@ -249,7 +251,7 @@ impl Store {
         // Somebody may have been faster.
         let (_, old) = self.standing(staged)?;
         step!("publish.rename");
-        self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), old.is_some())?;
+        self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), self.has_record(old))?;
         staged.progress = Progress::Published;
         self.forget_staged(&staged.name);
         let linked = self.link_published(staged, &place, still_open);
@@ -267,6 +269,7 @@ impl Store {
         if self.durable() {
             shard.sync()?;
         }
+        self.retire(&home, &place.key);
         Ok(replaced)
     }
 

@@ -226,6 +226,17 @@ impl Tree {
         }
     }
 
+    /// The record at a path below the fsdir; `None` where there is none.
+    pub fn record_at(&self, path: &[u8]) -> Result<Option<Found>> {
+        let opened = match self.fsdir.read_file(path) {
+            Ok(opened) => opened,
+            Err(e) if is_obstacle(&e) => None,
+            Err(e) => return Err(e.context(self.shown(path))),
+        };
+        let Some(file) = opened else { return Ok(None) };
+        self.judge(&file, path).map(std::result::Result::ok).map_err(|e| e.context(self.shown(path)))
+    }
+
     /// The record that counts of a key.
     pub fn find(&self, tenant: &Tenant, key: &Key) -> Result<Option<(File, Found)>> {
         for storage_key in self.tenants.spellings(tenant, key) {

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
+use super::legacy::Value;
 use super::{NodeId, Owner, ROOT, Staged, Store, StoreRoot};
 use crate::config::StoreSettings;
 use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
+use crate::ledger::Pending;
 
+mod attach;
 mod checkpoint;
 mod checksum;
 mod collision;
@@ -133,6 +136,16 @@ fn open_store(root: &Path, settings: &StoreSettings) -> Result<Arc<Store>> {
     Store::open(StoreRoot::lock(root)?, settings, &[], &mut |_, _| {})
 }
 
+/// The same with removals that are pending.
+fn open_pending(root: &Path, settings: &StoreSettings, pending: &[Pending]) -> Result<Arc<Store>> {
+    loop {
+        match StoreRoot::lock(root) {
+            Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
+            locked => return Store::open(locked?, settings, pending, &mut |_, _| {}),
+        }
+    }
+}
+
 fn tenant(name: &str) -> Tenant {
     Tenant::new(name.as_bytes()).unwrap()
 }
@@ -170,10 +183,13 @@ fn put(store: &Arc<Store>, name: &[u8], value: &[u8]) -> Result<NodeId> {
 }
 
 fn read(store: &Store, id: NodeId) -> Option<Vec<u8>> {
-    let (mut file, _) = store.open_value(id).unwrap()?;
+    let Value { mut file, span, .. } = store.open_value(id).unwrap()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
-    Some(bytes)
+    Some(match span {
+        Some(span) => bytes[span.offset as usize..][..span.bytes as usize].to_vec(),
+        None => bytes,
+    })
 }
 
 /// The value of a key of tenant `default`; `None` is a miss.
