@@ -18,6 +18,8 @@ use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 use crate::ledger::Pending;
 
 mod attach;
+#[cfg(feature = "failpoints")]
+mod attach_steps;
 mod checkpoint;
 mod checksum;
 mod collision;
