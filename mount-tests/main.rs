@@ -16,6 +16,7 @@ mod fsck;
 mod full_disk;
 mod harness;
 mod inplace;
+mod legacy;
 mod locks;
 mod names;
 mod peer;

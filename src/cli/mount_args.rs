@@ -165,7 +165,8 @@ impl MountArgs {
         let cannot = format!("cannot attach {}", given.display());
         let dir = given.canonicalize().map_err(|e| Error::os(cannot.clone(), e))?;
         let inside = dir.join(&self.legacy_fsdir);
-        let records = if inside.is_dir() { &inside } else { &dir };
+        let is_itself = dir.ends_with(&self.legacy_fsdir) && !inside.is_dir();
+        let records = if is_itself { &dir } else { &inside };
         if records.starts_with(mountpoint) || mountpoint.starts_with(records) {
             let why = "the mountpoint and it are inside one another (use another mountpoint)";
             return Err(Error::new(Kind::Invalid, format!("{cannot}: {why}")));

@@ -236,13 +236,18 @@ impl Store {
         Ok(())
     }
 
-    /// The home of a tenant that a legacy record names, made where it is missing.
-    fn home_or_new(&self, tenant: &Tenant) -> Result<Arc<Home>> {
+    /// The home of a tenant that a legacy record names, made where it is missing: whoever may enter the directory may
+    /// enter what it holds here.
+    fn home_or_new(&self, attached: &Attached, tenant: &Tenant) -> Result<Arc<Home>> {
         match self.home(tenant) {
             Err(e) if e.kind() == Kind::UnknownTenant => {}
             known => return known,
         }
-        match self.make_tenant(tenant.as_str().as_bytes(), 0o755, self.daemon_uid, self.daemon_gid) {
+        let attr = attached.tree.fsdir().attr()?;
+        // Only root gives away what it makes.
+        let may_give = self.daemon_uid == 0;
+        let (uid, gid) = if may_give { (attr.uid, attr.gid) } else { (self.daemon_uid, self.daemon_gid) };
+        match self.make_tenant(tenant.as_str().as_bytes(), attr.mode & 0o777, uid, gid) {
             // Another thread met one of its records.
             Err(e) if e.kind() == Kind::Exists => {}
             made => drop(made?),
@@ -299,7 +304,7 @@ impl Scan<'_> {
 
     fn record(&self, found: &Found) -> Result<()> {
         step!("attach.record");
-        let home = self.store.home_or_new(&found.tenant)?;
+        let home = self.store.home_or_new(self.attached, &found.tenant)?;
         if home.fence.closed_towards().is_some() {
             let mut scanned = self.found.lock();
             let hidden = scanned.hidden.entry(home.number).or_default();
