@@ -182,41 +182,33 @@ fn has_word(text: &str, word: &str) -> bool {
     words.any(|found| found == word)
 }
 
-/// In the tables of docs/removal-matrix.md a name with `::` that begins small is a test, a path below src/ is followed by names of
-/// that file, and a name with a dot that begins like a step is one.
-#[test]
-fn the_removal_matrix_names_what_there_is() {
-    const MATRIX: &str = "docs/removal-matrix.md";
-    let (matrix, mounted) = (read(MATRIX), read("mount-tests/main.rs"));
+/// Words of steps; `ledger.redb` is a file.
+const STEPS: [&str; 8] =
+    ["removal.", "ledger.", "recover.", "migrate.", "retire.", "attach.", "legacy.", "publish."];
+
+/// Asserts of the tables of a matrix that what they name exists: a name with `::` that begins small is a test, a path below
+/// src/ is followed by names of that file, and a name with a dot that begins like a step is one. How many tests and names
+/// there are, and how many rows by their letter.
+fn check_matrix(matrix: &str) -> (usize, usize, BTreeMap<String, usize>) {
+    let (text, mounted) = (read(matrix), read("mount-tests/main.rs"));
     let all: String = sources().into_iter().map(|(_, text)| text).collect();
-    let (mut tests, mut names, mut rows) = (0, 0, BTreeMap::<&str, usize>::new());
-    for (line, number) in matrix.lines().zip(1..).filter(|(line, _)| line.starts_with("| ")) {
-        let at = format!("{MATRIX}:{number}");
+    let (mut tests, mut names, mut rows) = (0, 0, BTreeMap::<String, usize>::new());
+    for (line, number) in text.lines().zip(1..).filter(|(line, _)| line.starts_with("| ")) {
+        let at = format!("{matrix}:{number}");
         let mut tests_of_line = 0;
         for cell in quoted(line) {
             let mut file: Option<String> = None;
             for word in cell {
                 if word.starts_with("src/") {
                     file = Some(read(word));
-                } else if word.starts_with("removal.") || word.starts_with("ledger.") && word != "ledger.redb"
-                {
+                } else if STEPS.iter().any(|step| word.starts_with(step)) && word != "ledger.redb" {
                     let step = format!("step!(\"{word}\")");
                     assert!(all.contains(&step), "{at}: there is no step {word}");
                 } else if is_path_of_names(word)
                     && word.contains("::")
                     && word.starts_with(char::is_lowercase)
                 {
-                    let mut modules: Vec<&str> = word.split("::").collect();
-                    let name = modules.pop().unwrap_or_default();
-                    let path = test_file(&modules);
-                    let path = path.unwrap_or_else(|| panic!("{at}: there is no module of tests {word}"));
-                    let text = read(&path);
-                    let in_macro = text.contains(&format!("    {name}: ")) && text.contains("macro_rules!");
-                    let is_test = text.contains(&format!("fn {name}()")) || in_macro;
-                    assert!(is_test, "{at}: {path} has no test {name}");
-                    let own = path.strip_prefix("mount-tests/").and_then(|p| p.strip_suffix(".rs"));
-                    let runs = own.is_none_or(|module| mounted.contains(&format!("\nmod {module};")));
-                    assert!(runs, "{at}: {path} is not registered in mount-tests/main.rs");
+                    check_test(&at, word, &mounted);
                     tests_of_line += 1;
                 } else if let Some(text) = file.as_ref().filter(|_| is_path_of_names(word)) {
                     let missing = word.split("::").find(|part| !has_word(text, part));
@@ -229,14 +221,51 @@ fn the_removal_matrix_names_what_there_is() {
         let row = line.strip_prefix("| ").and_then(|rest| rest.split(" | ").next()).unwrap_or_default();
         if row.len() > 1 && row.len() < 4 && row[1..].bytes().all(|b| b.is_ascii_digit()) {
             assert!(tests_of_line > 0, "{at}: no test asserts row {row}");
-            let last = rows.entry(&row[..1]).or_default();
+            let last = rows.entry(row[..1].to_owned()).or_default();
             *last += 1;
             assert_eq!(row[1..].parse(), Ok(*last), "{at}: the rows are numbered in order");
         }
     }
+    (tests, names, rows)
+}
+
+fn check_test(at: &str, word: &str, mounted: &str) {
+    let mut modules: Vec<&str> = word.split("::").collect();
+    let name = modules.pop().unwrap_or_default();
+    let path = test_file(&modules).or_else(|| {
+        // A module within the file of another.
+        let (inner, outer) = modules.split_last()?;
+        let path = test_file(outer)?;
+        read(&path).contains(&format!("mod {inner} {{")).then_some(path)
+    });
+    let path = path.unwrap_or_else(|| panic!("{at}: there is no module of tests {word}"));
+    let text = read(&path);
+    let in_macro = text.contains(&format!("    {name}: ")) && text.contains("macro_rules!");
+    let is_test = text.contains(&format!("fn {name}()")) || in_macro;
+    assert!(is_test, "{at}: {path} has no test {name}");
+    let own = path.strip_prefix("mount-tests/").and_then(|p| p.strip_suffix(".rs"));
+    let runs = own.is_none_or(|module| mounted.contains(&format!("\nmod {module};")));
+    assert!(runs, "{at}: {path} is not registered in mount-tests/main.rs");
+}
+
+#[test]
+fn the_removal_matrix_names_what_there_is() {
+    const MATRIX: &str = "docs/removal-matrix.md";
+    let (tests, names, rows) = check_matrix(MATRIX);
     // The matrix, the invariants, the timelines, the acceptance criteria.
     for (letter, count) in [("M", 16), ("I", 13), ("T", 4), ("A", 6)] {
         assert_eq!(rows.get(letter), Some(&count), "{MATRIX}: rows that begin with {letter}");
     }
     assert!(tests > 100 && names > 40, "{MATRIX}: only {tests} tests and {names} names were found");
+}
+
+#[test]
+fn the_recovery_matrix_names_what_there_is() {
+    const MATRIX: &str = "docs/recovery-matrix.md";
+    let (tests, names, rows) = check_matrix(MATRIX);
+    // The design, the ordering contract, the operational behaviour, the validation, the tenants.
+    for (letter, count) in [("D", 6), ("O", 5), ("C", 5), ("V", 11), ("T", 4)] {
+        assert_eq!(rows.get(letter), Some(&count), "{MATRIX}: rows that begin with {letter}");
+    }
+    assert!(tests > 60 && names > 30, "{MATRIX}: only {tests} tests and {names} names were found");
 }
