@@ -326,6 +326,31 @@ fn open_readers_go_on() {
             assert_eq!(b.read_at(&mut end, 0).unwrap(), 4);
             assert_eq!(&end[..4], b"of b");
             drop((reader, large, b));
+            // A replacement that is longer, while it is written and afterwards.
+            write_record(at, "b", "k", b"of b");
+            m.crash();
+            let open = File::open(m.mnt.join("b/k")).unwrap();
+            let mut writer = m.peer();
+            writer.run("globals().__setitem__('f', os.open(R + '/b/k', os.O_WRONLY | os.O_TRUNC))");
+            let late = File::open(m.mnt.join("b/k")).unwrap();
+            for turn in 0..3 {
+                for reader in [&open, &late] {
+                    let mut all = vec![1; 5000];
+                    let length = reader.read_at(&mut all, 0).unwrap();
+                    assert_eq!(
+                        (&all[..length], reader.metadata().unwrap().len()),
+                        (&b"of b"[..], 4),
+                        "{turn}"
+                    );
+                }
+                assert_eq!(writer.int("os.write(f, b'x' * 4096)"), 4096);
+            }
+            writer.run("os.close(f)");
+            assert_eq!(fs::read(m.mnt.join("b/k")).unwrap(), [b'x'; 3 * 4096]);
+            let mut all = vec![1; 5000];
+            assert_eq!(open.read_at(&mut all, 0).unwrap(), 4);
+            assert_eq!(&all[..4], b"of b");
+            drop((open, late));
             m.shell("[ $(cat $R/a/sub/large) = small ]").ok();
             assert_counted(m, at);
         },

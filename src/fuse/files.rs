@@ -135,7 +135,7 @@ impl Fs {
                 let uncached = self.uncached.lock();
                 if uncached.nodes.contains(&open.node) {
                     FopenFlags::FOPEN_DIRECT_IO
-                } else if self.is_passthrough() {
+                } else if self.is_passthrough() && open.span.is_none() {
                     // The kernel's cache does not see what passes it by at other times.
                     FopenFlags::empty()
                 } else {
@@ -440,7 +440,7 @@ impl Fs {
     /// it when it looks the path up again after ESTALE. It does that once: whoever comes back waits for them, until
     /// [`Kind::Busy`] is final.
     fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
-        let passes_on = self.is_passthrough() && !self.store.keeps_checksums();
+        let passes_on = self.is_passthrough() && !self.store.keeps_checksums() && !self.store.is_attached(id);
         if self.opens.node(id).map_or(passes_on, |open| open.backing.is_some()) {
             return Ok(());
         }

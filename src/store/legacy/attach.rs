@@ -8,6 +8,7 @@
 //! and while a removal is pending that directory, no other and not none, is attached.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -111,16 +112,16 @@ pub(in crate::store) fn attach(
 ) -> Result<Option<Attached>> {
     let attached = settings.map(|s| Attached::open(s, &root.path)).transpose()?;
     let noted = read_note(root)?;
-    let path = attached.as_ref().map(|a| a.tree.path().as_os_str().as_bytes().to_vec());
-    if noted == path {
+    let note = attached.as_ref().zip(settings).map(|(a, s)| note_of(a.tree.path(), &s.tenants));
+    if noted == note {
         return Ok(attached);
     }
     if !pending.is_empty() {
         let what = match &noted {
             Some(noted) => format!(
-                "removals are pending that cover the legacy directory {} too: mount with --attach-legacy of it \
-                 until they are complete",
-                noted.escape_ascii()
+                "removals are pending that cover a legacy directory too: mount with it as before, {}, until they are \
+                 complete",
+                shown(noted)
             ),
             None => "removals are pending that are not about the legacy directory: mount without it until they are \
                      complete, then attach it"
@@ -129,14 +130,30 @@ pub(in crate::store) fn attach(
         return Err(Error::new(Kind::Busy, what));
     }
     step!("attach.note");
-    match path {
-        Some(path) => root::write_root_file(&root.dir, layout::ATTACHED, &path)?,
+    match note {
+        Some(note) => root::write_root_file(&root.dir, layout::ATTACHED, &note)?,
         None => {
             root.dir.unlink(layout::ATTACHED)?;
             root.dir.sync()?;
         }
     }
     Ok(attached)
+}
+
+/// The path, and behind a NUL each the names of tenants there and here, in order: they say whose the files are.
+fn note_of(path: &Path, tenants: &[OsString]) -> Vec<u8> {
+    let mut words: Vec<&[u8]> = tenants.iter().map(|word| word.as_bytes()).collect();
+    words.sort_unstable();
+    words.dedup();
+    words.insert(0, path.as_os_str().as_bytes());
+    words.join(&0)
+}
+
+/// What a note says, as options.
+fn shown(note: &[u8]) -> String {
+    let mut words = note.split(|b| *b == 0).map(|word| word.escape_ascii());
+    let path = words.next().map(|path| format!("--attach-legacy {path}")).unwrap_or_default();
+    words.fold(path, |all, word| format!("{all} --map-tenant {word}"))
 }
 
 fn read_note(root: &StoreRoot) -> Result<Option<Vec<u8>>> {
@@ -226,9 +243,11 @@ impl Store {
         }
         for double in found.doubles {
             let home = self.home(&double.tenant)?;
-            let mut index = self.index.lock();
-            if home.fence.closed_towards().is_none() {
-                index.add_shadow(home.number, double.key, double.attr.blocks * 512);
+            let (bytes, mut index) = (double.attr.blocks * 512, self.index.lock());
+            if home.fence.closed_towards().is_some() {
+                index.count_hidden(home.number, Usage { bytes, keys: 0 });
+            } else {
+                index.add_shadow(home.number, double.key, bytes);
             }
         }
         let (inside, outside) = (self.data.attr()?.dev, attached.tree.fsdir().attr()?.dev);

@@ -418,12 +418,14 @@ fn a_pending_removal_holds_the_directory_that_it_is_about() {
     let mut bench = Bench::new(attaching(dir.path(), &[]));
     let removal = of_tenant("a", 1);
     bench.drop_store();
-    let open = |root: &Path, attach: Option<&Path>| {
-        let attached = attach.map(|dir| attaching(dir, &[]));
+    let open_as = |root: &Path, attach: Option<&Path>, map: &[&str]| {
+        let attached = attach.map(|dir| attaching(dir, map));
         open_pending(root, &attached.unwrap_or_default(), std::slice::from_ref(&removal))
     };
-    for wrong in [None, Some(other.path())] {
-        let refused = open(&bench.root(), wrong).unwrap_err();
+    let open = |root: &Path, attach: Option<&Path>| open_as(root, attach, &[]);
+    // Under other names the files would be others'.
+    for (wrong, map) in [(None, &[][..]), (Some(other.path()), &[]), (Some(dir.path()), &["a=b", "c=b"])] {
+        let refused = open_as(&bench.root(), wrong, map).unwrap_err();
         assert_eq!(refused.kind(), Kind::Busy);
         assert!(refused.to_string().contains(&dir.path().display().to_string()), "{refused}");
     }
