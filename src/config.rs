@@ -158,6 +158,8 @@ pub struct StoreSettings {
     pub durability: Durability,
     /// Whether records get a checksum of their content.
     pub checksum: Checksum,
+    /// Whether keys go to make room. Where not, what does not fit is refused.
+    pub evicts: bool,
 }
 
 impl Default for StoreSettings {
@@ -172,6 +174,7 @@ impl Default for StoreSettings {
             policy: PolicyName::Lru,
             durability: Durability::Rename,
             checksum: Checksum::Off,
+            evicts: true,
         }
     }
 }
@@ -227,6 +230,10 @@ pub mod limits {
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
+    /// Threads that an import copies with, at most.
+    pub const IMPORT_THREADS: usize = 8;
+    /// Values that one of them takes on at once.
+    pub const IMPORTED_AT_ONCE: usize = 32;
     /// How much of a record is read at once for its checksum.
     pub const SUM_BUFFER_BYTES: usize = 256 << 10;
     /// A value up to this length is read back for its checksum where its close is handled; a longer one beside.

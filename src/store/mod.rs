@@ -25,6 +25,7 @@ pub mod fence;
 mod fill;
 pub mod fsck;
 mod hidden;
+pub mod import;
 pub mod index;
 mod jobs;
 pub mod legacy;
@@ -164,6 +165,7 @@ impl Store {
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let unclean = content::note_open(&data)?;
+        let policy = if settings.evicts { evict::new } else { evict::keeping_all }(settings.policy);
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             trash: data.ensure_dir(layout::TRASH, 0o700)?,
@@ -179,7 +181,7 @@ impl Store {
             // From the clock, so that names from before a restart are not used again.
             serial: AtomicU64::new(serial),
             acls: AtomicBool::new(acls),
-            index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
+            index: Mutex::new(index::Index::new(policy, root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             edits: content::Edits::new(),
             unclean,

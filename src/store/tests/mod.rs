@@ -23,6 +23,7 @@ mod crash;
 mod fsck;
 #[cfg(feature = "failpoints")]
 mod gate;
+mod import;
 mod legacy_tree;
 mod model;
 mod races;
