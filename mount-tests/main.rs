@@ -15,6 +15,7 @@ mod fence;
 mod fsck;
 mod full_disk;
 mod harness;
+mod import;
 mod inplace;
 mod locks;
 mod names;

@@ -18,6 +18,7 @@ mod forget;
 mod fsck;
 mod guard;
 mod holders;
+mod import;
 mod mount;
 mod mount_args;
 mod mount_options;
@@ -52,6 +53,7 @@ enum Command {
     Unpin(pin::UnpinArgs),
     Path(path::PathArgs),
     Fsck(fsck::FsckArgs),
+    Import(import::ImportArgs),
     Forget(forget::ForgetArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
@@ -116,6 +118,9 @@ fn parse(argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
         args.set_kernel_options(kernel_options);
         args.check().map_err(|e| mount_options::usage(&mut root, &e.to_string()))?;
     }
+    if let Command::Import(args) = &cli.command {
+        args.check().map_err(|e| mount_options::usage(&mut root, &e.to_string()))?;
+    }
     Ok(Parsed { cli, daemon_argv })
 }
 
@@ -131,6 +136,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Unpin(args) => pin::run(&args.files, false),
         Command::Path(args) => path::run(&args),
         Command::Fsck(args) => fsck::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Forget(args) => forget::run(&args),
         Command::Guard(args) => guard::run(&args),
     }
@@ -206,6 +212,12 @@ mod tests {
             &["path", "/s", "key"],
             &["fsck"],
             &["fsck", "/s", "--fix"],
+            &["import", "/s"],
+            &["import", "--from", "/d"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a=.b"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a=b", "--map-tenant", "a=c"],
+            &["import", "/s", "--from", "/d", "--high-watermark", "80", "--low-watermark", "90"],
             &["pin"],
             &["nonsense"],
         ] {

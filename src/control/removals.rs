@@ -2,12 +2,13 @@
 //! itself on top.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use uuid::Uuid;
 
 use super::agent::Agent;
-use crate::config::StoreSettings;
+use crate::config::{StoreSettings, limits};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
 use crate::scope::{Generation, Mode, Scope};
@@ -113,6 +114,39 @@ impl Removals {
     /// [`Removals::request`] shows it.
     pub fn outcomes(&self) -> mpsc::Receiver<Generation> {
         self.agent.outcomes()
+    }
+
+    /// Waits until every scope is open: what was pending at the start has been applied. `progress` is called with the
+    /// records deleted so far.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] once an attempt has failed.
+    pub fn wait_until_open(&self, progress: &mut dyn FnMut(&str, u64)) -> Result<()> {
+        let outcomes = self.outcomes();
+        loop {
+            // An attempt of an earlier start says nothing of this one.
+            let state = self.store.status().state;
+            if state == "ready" {
+                return Ok(());
+            }
+            if state == "failed"
+                && let Some(failed) = self.requests()?.into_iter().find(|r| r.state == State::Failed)
+            {
+                let why = failed.last_error.unwrap_or_default();
+                return Err(Error::new(
+                    Kind::Busy,
+                    format!(
+                        "{} is still being removed (generation {}): {why}",
+                        failed.scope, failed.generation
+                    ),
+                ));
+            }
+            progress("removed records", self.store.counters.removed_records.load(Ordering::Relaxed));
+            // An end is told a moment before its scope opens.
+            if let Err(mpsc::RecvTimeoutError::Disconnected) = outcomes.recv_timeout(limits::STAGED_POLL) {
+                return Err(Error::new(Kind::Busy, "the store is being closed"));
+            }
+        }
     }
 
     /// Attempts failed removals again, at once: one, or all.
