@@ -306,7 +306,7 @@ fn an_import_that_is_killed_again_and_again_ends_complete() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let ended = wait_until(Duration::from_millis(u64::from(7 + 9 * round)), || {
+        let ended = wait_until(Duration::from_millis(u64::from(7 + 5 * round * round)), || {
             child.try_wait().unwrap().is_some()
         });
         killed += u32::from(!ended);
