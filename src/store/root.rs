@@ -23,12 +23,12 @@ use crate::os::{self, Dir, RenameHow, XattrMode};
 pub struct StoreRoot {
     pub(super) dir: Dir,
     pub(super) path: PathBuf,
-    /// Holds the flock for as long as the store is open.
-    pub(super) _lock: std::fs::File,
     pub(super) storage: Arc<StorageFile>,
     ledger: Arc<Database>,
     /// XXH3-64 of the format file.
     pub(super) superblock_sum: u64,
+    /// Holds the flock for as long as the store is open. Given back last: who gets it finds the ledger free too.
+    pub(super) _lock: std::fs::File,
 }
 
 impl StoreRoot {
@@ -46,7 +46,7 @@ impl StoreRoot {
         let ledger = open_ledger(&dir, &path, superblock.storage_id)?;
         let storage = Arc::new(StorageFile::open(Arc::clone(&ledger))?);
         let superblock_sum = xxh3_64(text.as_bytes());
-        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger, superblock_sum })
+        Ok(StoreRoot { dir, path, storage, ledger, superblock_sum, _lock: lock })
     }
 
     /// The identity of the store.

@@ -70,14 +70,19 @@ impl Bench {
         self.dir.path().join("store")
     }
 
-    /// Opens the store; the keeper of the one before may hold its lock for a moment longer.
     fn open(&mut self) {
-        self.store = Some(open_when_free(&self.root(), &self.settings).unwrap());
+        self.store = Some(open_store(&self.root(), &self.settings).unwrap());
     }
 
-    /// Ends without the checkpoint of a clean stop.
+    /// Ends without the checkpoint of a clean stop. The lock is free afterwards: the store's own threads may hold it for
+    /// a moment longer than its owner.
     fn drop_store(&mut self) {
         self.store = None;
+        if let Ok(lock) = std::fs::File::open(self.root().join("lock")) {
+            while !crate::os::lock_exclusive(&lock).unwrap() {
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn reopen(&mut self) {
