@@ -187,6 +187,23 @@ fn nothing_is_evicted_and_what_cannot_fit_is_refused_at_once() {
     bench.sound();
 }
 
+#[test]
+fn a_store_that_is_over_its_quota_loses_nothing_to_an_import() {
+    let dir = Written::new();
+    dir.record(Layout::Legacy, b"default\0new", &[1; 4096]);
+    let mut bench = Bench::new(settings());
+    for n in 0..20 {
+        put(&bench, format!("ours{n}").as_bytes(), &[n; 4096]).unwrap();
+    }
+    bench.close().unwrap();
+    bench.settings = quota(Some(40 << 10), None);
+    bench.reopen();
+    assert_eq!(import_from(&bench, dir.path(), false).unwrap_err().kind(), Kind::NoSpace);
+    bench.evict_to_percent(10);
+    assert_eq!((bench.usage(None).1, bench.counters.evicted_keys()), (20, 0));
+    bench.sound();
+}
+
 /// Records allocate more than their values where their metadata takes a block: then the import ends on its way.
 #[test]
 fn an_import_that_runs_out_of_room_keeps_what_it_has() {
@@ -276,13 +293,9 @@ fn a_tenant_that_is_being_removed_takes_nothing() {
     bench.drop_store();
     let pending =
         Pending { scope: Scope::Tenant(tenant("default")), generation: Generation(3), mode: Mode::Physical };
-    let root = loop {
-        match StoreRoot::lock(&bench.root()) {
-            Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
-            root => break root.unwrap(),
-        }
-    };
-    let store = Store::open(root, &bench.settings, &[pending], &mut |_, _| {}).unwrap();
+    let store =
+        Store::open(StoreRoot::lock(&bench.root()).unwrap(), &bench.settings, &[pending], &mut |_, _| {})
+            .unwrap();
     assert_eq!(import_from(&store, dir.path(), false).unwrap_err().kind(), Kind::Busy);
     bench.store = Some(store);
     bench.sound();
