@@ -198,6 +198,10 @@ fn refusals_touch_nothing() {
     let (code, message) = import(&m.store, dir.path(), &[]).failed();
     assert_eq!((code, message.trim_end().lines().count()), (1, 1), "{message}");
     assert!(message.contains("unmount it first"), "{message}");
+    for inside in [&m.mnt, &m.keys(), &m.key("new")] {
+        let (code, message) = import(inside, dir.path(), &[]).failed();
+        assert!(code == 1 && message.contains("give the store itself"), "{message}");
+    }
     assert_eq!(fs::read_dir(m.keys()).unwrap().count(), 0);
     m.umount();
     let place = tempfile::tempdir().unwrap();

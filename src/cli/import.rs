@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::mount_args::{QuotaArgs, named};
 use super::progress::Progress;
-use super::{path, print};
+use super::{mountinfo, mountpoint, path, print};
 use crate::config::{Checksum, StoreSettings};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
@@ -89,13 +89,21 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A store in the directory, or the other way round, would be read as records, or change what is only to be read.
+/// A store in the directory, or the other way round, would be read as records, or change what is only to be read. A
+/// mount is no store.
 fn keep_apart(store: &Path, fsdir: &Path) -> Result<()> {
-    let whole = std::path::absolute(store)
-        .map_err(|e| Error::os(format!("cannot resolve the store {}", store.display()), e))?;
-    // It may be missing, and what is above it too.
-    let resolve = |above: &Path| Some(above.canonicalize().ok()?.join(whole.strip_prefix(above).ok()?));
-    let store = whole.ancestors().find_map(resolve).unwrap_or(whole.clone());
+    let store = mountpoint::resolve_new(store)?;
+    let mounts = mountinfo::read()?;
+    if let Some(mount) = mounts.iter().find(|m| m.is_fencefs() && store.starts_with(&m.mountpoint)) {
+        let (there, source) = (mount.mountpoint.display(), mount.source.display());
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "{} is in the mount of {source} (fencefs umount {there}, and give the store itself)",
+                store.display()
+            ),
+        ));
+    }
     if store.starts_with(fsdir) || fsdir.starts_with(&store) {
         return Err(Error::new(
             Kind::Invalid,

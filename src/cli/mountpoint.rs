@@ -84,7 +84,7 @@ pub(super) fn resolve(mountpoint: &Path) -> Result<PathBuf> {
 }
 
 /// The canonical path of something that need not exist: its nearest existing ancestor, then what is missing.
-fn resolve_new(path: &Path) -> Result<PathBuf> {
+pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
     let failed = |e| Error::os(format!("cannot find the store {}", path.display()), e);
     let absolute = std::path::absolute(path).map_err(failed)?;
     for ancestor in absolute.ancestors() {
