@@ -108,8 +108,9 @@ impl Store {
         homes.iter().try_for_each(|home| self.hide(home, *generation))?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
-                self.delete_trashed(&trashed, &deleted, &self.stopping)?;
+                self.delete_trashed(&trashed, &deleted)?;
             }
+            *self.proven.lock() = Arc::default();
         }
         step!("removal.verify");
         self.verify_removed(removal)?;
@@ -321,7 +322,7 @@ impl Store {
         let mut trash = self.list_trash()?;
         trash.retain(|t| self.scopes.lock().epoch_of(&t.tenant).is_none());
         for trashed in &trash {
-            self.delete_trashed(trashed, &AtomicU64::new(0), &self.stopping)?;
+            self.delete_trashed(trashed, &AtomicU64::new(0))?;
         }
         self.settle_trash();
         Ok(!trash.is_empty())

@@ -144,7 +144,7 @@ impl Walk<'_> {
                 let walk = std::thread::Builder::new().name("fencefs-walk".into());
                 walk.spawn_scoped(scope, move || work(tell)).is_ok()
             };
-            if (0..super::trash::threads().min(jobs.len())).filter(spawn).count() == 0 {
+            if (0..super::walkers::threads().min(jobs.len())).filter(spawn).count() == 0 {
                 work(tell.clone());
             }
             drop(tell);

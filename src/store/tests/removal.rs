@@ -330,6 +330,24 @@ fn a_tenants_removal_is_refused_where_ownership_is_not_proven() {
 }
 
 #[test]
+fn what_takes_the_place_of_a_proven_record_is_looked_into_again() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    bench.prove_ownership(&Scope::Tenant(tenant("a"))).unwrap();
+    let is_its = |p: &PathBuf| p.to_str().unwrap().contains("/t/a/");
+    let proven = records(&bench.root()).into_iter().find(is_its).unwrap();
+    // The old inode lives on, so that its number is not used again.
+    let _old = std::fs::File::open(&proven).unwrap();
+    std::fs::remove_file(&proven).unwrap();
+    std::fs::write(&proven, "no record").unwrap();
+    remove(&bench, &of_tenant("a", 1));
+    let kept = names_in(&bench.root().join("data/.quarantine"));
+    assert_eq!(kept.len(), 1);
+    assert_eq!(std::fs::read(bench.root().join("data/.quarantine").join(&kept[0])).unwrap(), b"no record");
+    bench.sound();
+}
+
+#[test]
 fn a_logical_removal_hides_now_and_deletes_later() {
     let mut bench = Bench::new(StoreSettings::default());
     fill(&bench, "a");
