@@ -71,13 +71,11 @@ impl Removals {
     /// [`Kind::UnknownTenant`]; [`Kind::UnprovenOwnership`] where a physical removal of a tenant would meet what is not
     /// proven to be its own: then nothing has changed, the ledger included.
     pub fn submit(&self, scope: &Scope, mode: Mode, id: Option<&str>) -> Result<Submitted> {
-        if let Some(id) = id
-            && let Ok(known) = self.ledger.request(&RequestName::Id(id.to_owned()))
-            && (&known.scope, known.mode) == (scope, mode)
+        let known = id.and_then(|id| self.ledger.request(&RequestName::Id(id.to_owned())).ok());
+        let is_known = known.is_some_and(|known| (&known.scope, known.mode) == (scope, mode));
+        if let Some(tenant) = scope.tenant()
+            && !is_known
         {
-            return Ok(Submitted { request: self.as_of_now(known), fresh: false });
-        }
-        if let Some(tenant) = scope.tenant() {
             self.store.home(tenant)?;
             if mode == Mode::Physical {
                 self.store.prove_ownership(scope)?;
