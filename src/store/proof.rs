@@ -188,7 +188,8 @@ impl Store {
         let Some(tenant) = scope.tenant() else { return Ok(()) };
         self.home(tenant)?;
         let shown = format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS);
-        let top = self.tenants_dir.open_dir(tenant.as_str())?;
+        // Somebody took it away: nothing is in it.
+        let Some(top) = self.tenants_dir.open_dir_if_any(tenant.as_str())? else { return Ok(()) };
         for entry in top.entries()? {
             let at = format!("{shown}/{}", entry.name.escape_ascii());
             if entry.kind != EntryType::Dir || layout::parse_epoch(&entry.name).is_none() {

@@ -169,6 +169,28 @@ impl Store {
         self.adopt_tenant(&tenant)
     }
 
+    /// The directory of a tenant. Where somebody took it away it is made again, as it was, durably: a removal must not
+    /// wait for what nobody will bring back.
+    pub(super) fn ensure_top(&self, home: &Home) -> Result<Dir> {
+        if let Some(top) = self.tenants_dir.open_dir_if_any(home.tenant.as_str())? {
+            return Ok(top);
+        }
+        let (attr, quota_bytes) = {
+            let index = self.index.lock();
+            let tenant = &index.tenants[home.number as usize];
+            (index.dir(tenant.node)?.attr, tenant.quota_bytes)
+        };
+        log::warn!("the directory of tenant {} was missing and is made again, empty", home.tenant);
+        let top = self.tenants_dir.ensure_dir(home.tenant.as_str(), attr.mode)?;
+        self.own(&top, attr.uid, attr.gid)?;
+        os::chmod(&top, attr.mode)?;
+        if let Some(bytes) = quota_bytes {
+            os::xattr_set(&top, QUOTA_XATTR, bytes.to_string().as_bytes(), XattrMode::Set)?;
+        }
+        self.tenants_dir.sync()?;
+        Ok(top)
+    }
+
     /// Removes an empty tenant.
     pub fn remove_tenant(&self, name: &[u8]) -> Result<()> {
         if name == DEFAULT_TENANT.as_bytes() {

@@ -228,12 +228,21 @@ fn descend(
 
 /// Allocated bytes of every record file below the store.
 fn disk_bytes(root: &Path) -> u64 {
-    records(root).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+    bytes_below(&root.join("data/t"))
 }
 
-/// Every regular file in a shard: `data/t/<tenant>/<epoch>/hh/hh/<file>`.
+/// Of the records below `data/t` or `data/.trash`.
+fn bytes_below(top: &Path) -> u64 {
+    records_below(top).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+}
+
 fn records(root: &Path) -> Vec<PathBuf> {
-    let mut level = vec![root.join("data/t")];
+    records_below(&root.join("data/t"))
+}
+
+/// Every regular file in a shard: `<tenant>/<epoch>/hh/hh/<file>`, in the trash `<generation>/<tenant@epoch>/...`.
+fn records_below(top: &Path) -> Vec<PathBuf> {
+    let mut level = vec![top.to_owned()];
     for depth in 0..5 {
         let mut next = Vec::new();
         for dir in level {

@@ -50,6 +50,48 @@ pub(super) fn of(store: &Store, name: &str) -> Vec<Vec<u8>> {
     tree(store).into_keys().filter(|(t, _)| t == name).map(|(_, path)| path).collect()
 }
 
+/// Somebody took a directory of a live store away by hand. A missing directory is an empty one: it holds up no removal,
+/// its own tenant's or a global one.
+#[test]
+fn a_missing_directory_is_an_empty_one() {
+    for (gone, removal) in [("a", global(1)), ("a/0", global(1)), ("a", of_tenant("a", 1))] {
+        let bench = Bench::new(StoreSettings::default());
+        let dir = fill(&bench, "a");
+        fill(&bench, "b");
+        bench.set_tenant_quota(&tenant("a"), Some(1 << 30)).unwrap();
+        std::fs::remove_dir_all(bench.root().join("data/t").join(gone)).unwrap();
+        bench.prove_ownership(&of_tenant("a", 1).scope).unwrap();
+        remove(&bench, &removal);
+        assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0), "{gone}");
+        assert_eq!(names_in(&bench.root().join("data/t/a")), ["1"], "{gone}");
+        let made = std::fs::metadata(bench.root().join("data/t/a")).unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o2750, "{gone}");
+        bench.sound();
+        put_in(&bench, dir, b"value", b"new").unwrap();
+        let mut bench = bench;
+        bench.close_and_reopen();
+        assert_eq!(of(&bench, "a"), [b"value"], "{gone}");
+        assert_eq!(bench.tenant_quota(&tenant("a")).unwrap(), Some(1 << 30), "{gone}");
+    }
+}
+
+/// What cannot be made again is named in full, and the same request goes on once it can.
+#[test]
+fn what_stands_in_the_place_of_a_tenants_directory_is_named() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let top = bench.root().join("data/t/a");
+    std::fs::remove_dir_all(&top).unwrap();
+    std::fs::write(&top, "a file").unwrap();
+    let e = bench.remove(&global(1)).unwrap_err();
+    assert!(e.to_string().contains("data/t/a"), "{e}");
+    assert!(!bench.storage().applied().covers(&global(1).scope, global(1).generation));
+    std::fs::remove_file(&top).unwrap();
+    remove(&bench, &global(1));
+    assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    bench.sound();
+}
+
 #[test]
 fn a_tenants_removal_takes_what_is_the_tenants_and_nothing_else() {
     let mut bench = Bench::new(StoreSettings::default());

@@ -15,9 +15,9 @@ use crate::os::RenameHow;
 const STEPS: [&str; 11] = [
     "removal.fence",
     "removal.drain",
+    "removal.hide",
     "removal.trash",
     "removal.trashed",
-    "removal.hide",
     "removal.delete",
     "removal.verify",
     "removal.sync",
@@ -75,6 +75,13 @@ fn a_failed_step_leaves_the_scope_closed_and_counted_and_can_be_repeated() {
             let now = status_of(store, "a");
             assert_eq!((now.2, now.3), (a.2, a.3), "{step}");
             assert_eq!(now.1, "failed", "{step}");
+            if !["removal.fence", "removal.drain", "removal.hide"].contains(&step) {
+                assert_eq!(of(store, "a"), [b""; 0], "{step}: a removed key is in sight");
+            }
+            if ["removal.trash", "removal.trashed", "removal.delete"].contains(&step) {
+                let on_disk = disk_bytes(store.path()) + bytes_below(&store.path().join("data/.trash"));
+                assert_eq!(store.usage(None).0, on_disk, "{step}");
+            }
             let dir = store.tenant_node(&tenant("a")).unwrap();
             assert_eq!(put_in(store, dir, b"k", b"v").unwrap_err().kind(), Kind::Busy, "{step}");
             assert_eq!(store.check(), [""; 0], "{step}");
