@@ -1,7 +1,7 @@
 //! Commands for people: the clap tree, and a file a command.
 //!
 //! The only layer that prints. Results go to stdout, errors to stderr as one line `fencefs: what: why`; exit status 0
-//! is done, 1 failed, 2 a command line that means nothing (clap prints why).
+//! is done, 1 failed, 2 a command line that means nothing (clap prints why), 3 the daemon did not answer.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -23,6 +23,7 @@ mod mount_options;
 mod mountinfo;
 mod mountpoint;
 mod path;
+mod patience;
 mod pin;
 mod progress;
 mod quota;
@@ -74,7 +75,7 @@ pub fn main() -> ExitCode {
         Err(Stop::Failed(e)) if e.kind() == Kind::Io(libc::EPIPE) => ExitCode::FAILURE,
         Err(Stop::Failed(e)) => {
             complain(&e.to_string());
-            ExitCode::FAILURE
+            ExitCode::from(e.exit_status())
         }
     }
 }
