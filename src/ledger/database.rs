@@ -209,12 +209,16 @@ impl Database {
     }
 
     fn damaged(&self, what: &Error) -> Error {
-        corrupt(format!(
-            "the ledger {} is damaged or not this store's: {what}; restore the file from a backup of this same store, \
-             and do not delete it: it holds which removals were asked for and applied",
-            self.path.display()
-        ))
+        damaged(&self.path, what)
     }
+}
+
+pub(super) fn damaged(path: &Path, what: &Error) -> Error {
+    corrupt(format!(
+        "the ledger {} is damaged or not this store's: {what}; restore the file from a backup of this same store, and \
+         do not delete it: it holds which removals were asked for and applied",
+        path.display()
+    ))
 }
 
 fn identity_of(file: &File) -> Result<(u64, u64)> {
@@ -222,7 +226,7 @@ fn identity_of(file: &File) -> Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(limits::LEDGER_CACHE_BYTES).set_check_integrity_on_open(true);
     builder

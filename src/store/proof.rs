@@ -93,13 +93,16 @@ impl EpochDir<'_> {
         let shard_name = &at[at.len() - 5..];
         let mut failed = None;
         for entry in dir.entries_once()? {
+            let named = |e: Error| e.context(format!("{at}/{}", entry.name.escape_ascii()));
             let done = match self.judge(&dir, entry.kind, &entry.name, shard_name) {
-                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry.name, &file, kind),
+                Ok(Verdict::Proven(file, kind)) => {
+                    visitor.record(&dir, &entry.name, &file, kind).map_err(named)
+                }
+                // Says where by itself.
                 Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
                 Ok(Verdict::Gone) => Ok(()),
-                Err(e) => Err(e),
+                Err(e) => Err(named(e)),
             };
-            let done = done.map_err(|e| e.context(format!("{at}/{}", entry.name.escape_ascii())));
             failed = failed.or(done.err());
         }
         match failed {
@@ -172,8 +175,9 @@ fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
     Error::new(
         Kind::UnprovenOwnership,
         format!(
-            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of the store \
-             and try again, or hide the tenant's keys with mode=logical"
+            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: take it out of the store \
+             (what is mounted there: umount) and try again, or hide the tenant's keys instead: --logical, in the control \
+             file mode=logical"
         ),
     )
 }

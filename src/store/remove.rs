@@ -291,14 +291,21 @@ impl Store {
     /// The removal is acknowledged: the scope is ready under its new epoch, unless a later removal holds it.
     pub fn open_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
         step!("removal.open");
+        let trash = self.list_trash()?;
         let _names = self.tenant_changes.lock();
         let mut scopes = self.scopes.lock();
         // A global removal is done with what earlier requests of its tenants were about.
         scopes.0.retain(|other, state| !(scope.includes(other) && state.generation <= generation));
         for home in self.homes_in(scope) {
             if scopes.epoch_of(&home.tenant).is_none() {
-                // Once more: of a marker that was written though it was answered with an error, `remove` did not learn.
-                self.index.lock().forget_hidden(home.number);
+                // Once more: an attempt that failed between the marker and its counters did not come to it.
+                let mut index = self.index.lock();
+                match trash.iter().any(|t| t.tenant == home.tenant) {
+                    // A logical removal's: counted until it is deleted.
+                    true => index.discard_hidden(home.number),
+                    false => index.forget_hidden(home.number),
+                }
+                drop(index);
                 home.fence.open(home.epoch);
             }
         }
@@ -344,6 +351,7 @@ impl Store {
     fn settle_trash(&self) {
         if self.list_trash().is_ok_and(|trash| trash.is_empty()) {
             self.index.lock().forget_trash();
+            self.drop_empty_generations();
         }
     }
 

@@ -36,7 +36,7 @@ pub struct Home {
     pub durable_shards: Mutex<HashSet<u16>>,
 }
 
-fn older_than_the_data(path: &str, known: Epoch) -> Error {
+pub(super) fn older_than_the_data(path: &str, known: Epoch) -> Error {
     Error::new(
         Kind::Corrupt,
         format!(
@@ -54,7 +54,6 @@ pub(super) fn dir_attr(a: &Attr) -> DirAttr {
 impl Store {
     /// Takes over the tenants that are on disk, and makes `default`. Names that are no tenants are left alone.
     pub(super) fn load_tenants(&self) -> Result<()> {
-        self.judge_trash()?;
         for entry in self.tenants_dir.entries()? {
             let shown = entry.name.escape_ascii().to_string();
             match Tenant::new(&entry.name) {
@@ -138,18 +137,6 @@ impl Store {
             if found < epoch && !is_pending {
                 log::info!("data/t/{tenant}/{found} is below the applied generation {epoch} and is deleted");
                 self.move_to_trash(top, tenant, found, Generation(epoch.0))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// What stands in the trash was put there by a removal that is applied, or pending. One that is neither was
-    /// forgotten together with what it still has to delete.
-    fn judge_trash(&self) -> Result<()> {
-        for trashed in self.list_trash()? {
-            let (known, _) = self.known_epoch(&trashed.tenant);
-            if known < trashed.generation.into() {
-                return Err(older_than_the_data(&trashed.shown(), known));
             }
         }
         Ok(())

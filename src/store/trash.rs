@@ -101,6 +101,29 @@ impl Visitor for Count {
     }
 }
 
+/// All that is in the trash. Strangers there are left where they are.
+pub(super) fn list(trash: &Dir) -> Result<Vec<Trashed>> {
+    let mut found = Vec::new();
+    for entry in trash.entries()? {
+        let generation = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir);
+        let Some(generation) = generation.map(|e| Generation(e.0)) else {
+            log::warn!("data/.trash/{} is no removal's; it is left where it is", entry.name.escape_ascii());
+            continue;
+        };
+        let Some(dir) = trash.open_dir_if_any(&entry.name)? else { continue };
+        for entry in dir.entries()? {
+            match Trashed::parse(generation, &entry.name) {
+                Some(trashed) if entry.kind == EntryType::Dir => found.push(trashed),
+                _ => log::warn!(
+                    "data/.trash/{generation}/{} is no tenant's; it is left where it is",
+                    entry.name.escape_ascii()
+                ),
+            }
+        }
+    }
+    Ok(found)
+}
+
 impl Store {
     /// Counts what removals have yet to delete, those that are pending at the start and logical ones. None of it gets a
     /// name again.
@@ -165,7 +188,12 @@ impl Store {
             Err(e) if e.kind() == Kind::NotFound => moved(),
             done => done,
         };
-        done.map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+        done.map_err(|e| {
+            // Not left behind empty by an attempt that got no further.
+            drop(self.trash.rmdir(generation.to_string()));
+            let busy = if e.errno() == libc::EBUSY { " (something is mounted there: umount it)" } else { "" };
+            e.context(format!("{}/{}/{tenant}/{epoch}{busy}", layout::DATA, layout::TENANTS))
+        })
     }
 
     /// What is in the trash of a scope and older than `generation`.
@@ -175,30 +203,8 @@ impl Store {
         Ok(trash)
     }
 
-    /// All that is in the trash. Strangers there are left where they are.
     pub(super) fn list_trash(&self) -> Result<Vec<Trashed>> {
-        let mut found = Vec::new();
-        for entry in self.trash.entries()? {
-            let generation = layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir);
-            let Some(generation) = generation.map(|e| Generation(e.0)) else {
-                log::warn!(
-                    "data/.trash/{} is no removal's; it is left where it is",
-                    entry.name.escape_ascii()
-                );
-                continue;
-            };
-            let Some(dir) = self.trash.open_dir_if_any(&entry.name)? else { continue };
-            for entry in dir.entries()? {
-                match Trashed::parse(generation, &entry.name) {
-                    Some(trashed) if entry.kind == EntryType::Dir => found.push(trashed),
-                    _ => log::warn!(
-                        "data/.trash/{generation}/{} is no tenant's; it is left where it is",
-                        entry.name.escape_ascii()
-                    ),
-                }
-            }
-        }
-        Ok(found)
+        list(&self.trash)
     }
 
     /// Deletes one epoch directory of the trash, and its generation's where that is the last. May be repeated.
@@ -217,6 +223,16 @@ impl Store {
         match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
+        }
+    }
+
+    /// Directories of generations that attempts have left behind without anything in them.
+    pub(super) fn drop_empty_generations(&self) {
+        for entry in self.trash.entries().unwrap_or_default() {
+            if layout::parse_epoch(&entry.name).is_some() {
+                // One that is not empty stays.
+                drop(self.trash.rmdir(&entry.name));
+            }
         }
     }
 
