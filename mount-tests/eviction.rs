@@ -177,7 +177,12 @@ fn a_victim_that_cannot_be_deleted_does_not_stop_eviction() {
         // What is still on the disk is still counted; eviction may be at work for a moment longer.
         let on_disk = || m.records().iter().map(|(_, bytes)| bytes).sum::<u64>();
         let counted = || m.status_number("used_bytes") == on_disk();
-        assert!(wait_until(Duration::from_secs(30), counted), "{} on disk, {}", on_disk(), m.status_number("used_bytes"));
+        assert!(
+            wait_until(Duration::from_secs(30), counted),
+            "{} on disk, {}",
+            on_disk(),
+            m.status_number("used_bytes")
+        );
         drop(stuck);
         fill(m, 66, 130);
         assert!(!present(m, 1), "{:?}", numbers(m));

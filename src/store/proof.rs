@@ -85,13 +85,14 @@ impl EpochDir<'_> {
         let shard_name = &at[at.len() - 5..];
         let mut failed = None;
         for entry in dir.entries_once()? {
+            let named = |e: Error| e.context(format!("{at}/{}", entry.name.escape_ascii()));
             let done = match self.judge(&dir, &entry, shard_name, visitor) {
-                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry, &file, kind),
+                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry, &file, kind).map_err(named),
+                // Says where by itself.
                 Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
                 Ok(Verdict::Done) => Ok(()),
-                Err(e) => Err(e),
+                Err(e) => Err(named(e)),
             };
-            let done = done.map_err(|e| e.context(format!("{at}/{}", entry.name.escape_ascii())));
             failed = failed.or(done.err());
         }
         match failed {
@@ -192,8 +193,9 @@ fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
     Error::new(
         Kind::UnprovenOwnership,
         format!(
-            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of the store \
-             and try again, or hide the tenant's keys with mode=logical"
+            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: take it out of the store \
+             (what is mounted there: umount) and try again, or hide the tenant's keys instead: --logical, in the control \
+             file mode=logical"
         ),
     )
 }
@@ -208,7 +210,8 @@ impl Store {
         let Some(tenant) = scope.tenant() else { return Ok(()) };
         self.home(tenant)?;
         let shown = format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS);
-        let top = self.tenants_dir.open_dir(tenant.as_str())?;
+        // Somebody took it away: nothing is in it.
+        let Some(top) = self.tenants_dir.open_dir_if_any(tenant.as_str())? else { return Ok(()) };
         let proof = MustBeProven { tenant, proven: Mutex::default() };
         for entry in top.entries()? {
             let at = format!("{shown}/{}", entry.name.escape_ascii());

@@ -192,7 +192,12 @@ impl Store {
             Err(e) if e.kind() == Kind::NotFound => moved(),
             done => done,
         };
-        done.map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+        done.map_err(|e| {
+            // Not left behind empty by an attempt that got no further.
+            drop(self.trash.rmdir(generation.to_string()));
+            let busy = if e.errno() == libc::EBUSY { " (something is mounted there: umount it)" } else { "" };
+            e.context(format!("{}/{}/{tenant}/{epoch}{busy}", layout::DATA, layout::TENANTS))
+        })
     }
 
     /// What is in the trash of a scope and older than `generation`.
@@ -202,7 +207,6 @@ impl Store {
         Ok(trash)
     }
 
-    /// All that is in the trash. Strangers there are left where they are.
     pub(super) fn list_trash(&self) -> Result<Vec<Trashed>> {
         list(&self.trash, &mut |path| log::warn!("{path} is no removal's; it is left where it is"))
     }
@@ -219,6 +223,16 @@ impl Store {
         match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
+        }
+    }
+
+    /// Directories of generations that attempts have left behind without anything in them.
+    pub(super) fn drop_empty_generations(&self) {
+        for entry in self.trash.entries().unwrap_or_default() {
+            if layout::parse_epoch(&entry.name).is_some() {
+                // One that is not empty stays.
+                drop(self.trash.rmdir(&entry.name));
+            }
         }
     }
 
