@@ -40,5 +40,6 @@ mod removals;
 mod store_dir;
 mod storm;
 mod storm_check;
+mod unanswered;
 mod unpublished;
 mod xattrs;

@@ -262,6 +262,10 @@ pub mod limits {
     pub const REMOVAL_THREADS: usize = 2;
     /// How far these threads stand back for those that serve, as in nice(1).
     pub const REMOVAL_NICE: i32 = 5;
+    /// How long all of them but one wait to see that nobody uses the store.
+    pub const MAKE_WAY: Duration = Duration::from_millis(20);
+    /// Records that a proof of ownership remembers: 32 bytes each, until they are removed.
+    pub const PROVEN_RECORDS: usize = 1 << 20;
     /// Names that a removal takes out of the index before others get at it.
     pub const HIDDEN_AT_ONCE: usize = 256;
     /// How long a removal waits for kernels to forget what it took.

@@ -1,7 +1,8 @@
 //! Commands for people: the clap tree, and a file a command.
 //!
 //! The only layer that prints. Results go to stdout, errors to stderr as one line `fencefs: what: why`; exit status 0
-//! is done, 1 failed, 2 a command line that means nothing (clap prints why); `fsck` also 4, all repaired.
+//! is done, 1 failed, 2 a command line that means nothing (clap prints why), 3 the daemon did not answer; `fsck` also 4,
+//! all repaired.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -25,6 +26,7 @@ mod mount_options;
 mod mountinfo;
 mod mountpoint;
 mod path;
+mod patience;
 mod pin;
 mod progress;
 mod quota;
@@ -78,7 +80,7 @@ pub fn main() -> ExitCode {
         Err(Stop::Failed(e)) if e.kind() == Kind::Io(libc::EPIPE) => ExitCode::FAILURE,
         Err(Stop::Failed(e)) => {
             complain(&e.to_string());
-            ExitCode::FAILURE
+            ExitCode::from(e.exit_status())
         }
     }
 }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::mountinfo::{self, MountEntry};
+use super::patience::{ANSWER_WAIT, within};
 use crate::error::{Error, Kind, Result};
 
 /// Most dead mounts that are cleared off one directory: more than anybody stacks.
@@ -105,15 +106,21 @@ pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
 }
 
 /// Whether the mount at `mountpoint` lost its daemon. Asks past the kernel's cache, which outlives a daemon.
-pub(super) fn is_dead(mountpoint: &Path) -> bool {
-    let answer = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
+///
+/// # Errors
+/// [`Kind::NoAnswer`] where the daemon lives and does not answer.
+pub(super) fn is_dead(mountpoint: &Path) -> Result<bool> {
+    let at = mountpoint.to_owned();
+    within(ANSWER_WAIT, mountpoint, move || {
+        let answer = rustix::fs::statx(CWD, &at, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+        Ok(matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED)))
+    })
 }
 
 /// Detaches what crashed daemons left at `mountpoint`; a dead mount of another type is refused.
 fn clear_dead(mountpoint: &Path) -> Result<()> {
     for _ in 0..MAX_DEAD_MOUNTS {
-        if !is_dead(mountpoint) {
+        if !is_dead(mountpoint)? {
             return Ok(());
         }
         let mounts = mountinfo::read()?;

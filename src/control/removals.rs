@@ -72,13 +72,11 @@ impl Removals {
     /// [`Kind::UnknownTenant`]; [`Kind::UnprovenOwnership`] where a physical removal of a tenant would meet what is not
     /// proven to be its own: then nothing has changed, the ledger included.
     pub fn submit(&self, scope: &Scope, mode: Mode, id: Option<&str>) -> Result<Submitted> {
-        if let Some(id) = id
-            && let Ok(known) = self.ledger.request(&RequestName::Id(id.to_owned()))
-            && (&known.scope, known.mode) == (scope, mode)
+        let known = id.and_then(|id| self.ledger.request(&RequestName::Id(id.to_owned())).ok());
+        let is_known = known.is_some_and(|known| (&known.scope, known.mode) == (scope, mode));
+        if let Some(tenant) = scope.tenant()
+            && !is_known
         {
-            return Ok(Submitted { request: self.as_of_now(known), fresh: false });
-        }
-        if let Some(tenant) = scope.tenant() {
             self.store.home(tenant)?;
             if mode == Mode::Physical {
                 self.store.prove_ownership(scope)?;
@@ -86,7 +84,7 @@ impl Removals {
         }
         let submitted = self.ledger.submit(scope, mode, id);
         if submitted.is_err() {
-            self.agent.look_for_unanswered();
+            self.agent.look_for_changes();
         }
         let Submitted { request, fresh } = submitted?;
         if fresh {
@@ -174,7 +172,7 @@ impl Removals {
         }
         let done = self.ledger.ack(storage, scope, generation);
         // Also after an error: perhaps only the answer was lost.
-        self.agent.wake();
+        self.agent.look_for_changes();
         done
     }
 
@@ -187,7 +185,7 @@ impl Removals {
             ));
         }
         let done = self.ledger.forget(storage);
-        self.agent.wake();
+        self.agent.look_for_changes();
         done
     }
 
@@ -222,4 +220,40 @@ pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
         ));
     }
     LocalLedger::new(Arc::clone(root.ledger())).forget(storage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Tenant;
+    use std::time::{Duration, Instant};
+
+    fn wait_until(condition: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !condition() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        condition()
+    }
+
+    /// Acknowledged here, a request is open until its other target has acknowledged it.
+    #[test]
+    fn a_request_of_two_targets_is_pending_until_both_have_acknowledged_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let removals =
+            Removals::open(&dir.path().join("store"), &StoreSettings::default(), &mut |_, _| {}).unwrap();
+        let other = Uuid::new_v4();
+        removals.ledger.register(other, &[], Uuid::new_v4()).unwrap();
+        let scope = Scope::Tenant(Tenant::default_tenant());
+        let outcomes = removals.outcomes();
+        let made = removals.submit(&scope, Mode::Physical, None).unwrap().request;
+        assert_eq!(outcomes.recv_timeout(Duration::from_secs(60)), Ok(made.generation));
+        assert!(wait_until(|| removals.store().closed_scopes().is_empty()));
+        assert_eq!(removals.pending_count(), 1);
+        removals.ack(other, &scope, made.generation).unwrap();
+        assert!(wait_until(|| removals.pending_count() == 0));
+        let now = removals.request(&RequestName::Generation(made.generation)).unwrap();
+        assert_eq!(now.state, State::Complete);
+        removals.close().unwrap();
+    }
 }

@@ -43,6 +43,7 @@ pub mod tenants;
 mod tests;
 mod trash;
 pub mod unspelled;
+mod walkers;
 pub mod writer;
 
 pub use content::Passing;
@@ -128,6 +129,8 @@ pub struct Store {
     tenant_changes: Mutex<()>,
     /// The scopes that are being removed.
     scopes: Mutex<remove::Scopes>,
+    /// What the last proof of ownership has looked into.
+    proven: Mutex<Arc<proof::Proven>>,
     /// The store is being closed: long work ends where it is.
     stopping: AtomicBool,
     /// Something failed between the disk and the index: the next start looks at the disk.
@@ -187,6 +190,7 @@ impl Store {
             unclean,
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),
+            proven: Mutex::default(),
             stopping: AtomicBool::new(false),
             doubted: AtomicBool::new(false),
             keeper: Arc::default(),

@@ -14,6 +14,7 @@ use crate::config::StoreSettings;
 use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
+use crate::random::Random;
 
 mod checkpoint;
 mod checksum;
@@ -237,12 +238,21 @@ fn descend(
 
 /// Allocated bytes of every record file below the store.
 fn disk_bytes(root: &Path) -> u64 {
-    records(root).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+    bytes_below(&root.join("data/t"))
 }
 
-/// Every regular file in a shard: `data/t/<tenant>/<epoch>/hh/hh/<file>`.
+/// Of the records below `data/t` or `data/.trash`.
+fn bytes_below(top: &Path) -> u64 {
+    records_below(top).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+}
+
 fn records(root: &Path) -> Vec<PathBuf> {
-    let mut level = vec![root.join("data/t")];
+    records_below(&root.join("data/t"))
+}
+
+/// Every regular file in a shard: `<tenant>/<epoch>/hh/hh/<file>`, in the trash `<generation>/<tenant@epoch>/...`.
+fn records_below(top: &Path) -> Vec<PathBuf> {
+    let mut level = vec![top.to_owned()];
     for depth in 0..5 {
         let mut next = Vec::new();
         for dir in level {
@@ -266,23 +276,7 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A repeatable source of choices.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
     fn bytes(&mut self, n: usize) -> Vec<u8> {
         let start = self.next();
         (0..n as u64).map(|i| (start.wrapping_add(i * i) >> 3) as u8).collect()
