@@ -272,8 +272,8 @@ fn settings_may_change_between_mounts() {
 #[test]
 #[cfg(feature = "failpoints")]
 fn a_daemon_killed_in_the_kernels_arms_holds_nobody() {
-    // The fence closes, and stays closed: first the trash fails, until a program waits at it, later the deletion.
-    let steps = "removal.trash=7*return->off;removal.delete=return";
+    // The fence closes, and stays closed: first hiding fails, until a program waits at it, later the deletion.
+    let steps = "removal.hide=7*return->off;removal.delete=return";
     each_with(
         |b: Builder| b.env("FAILPOINTS", steps).arg("--fence-wait=10min"),
         |m| {

@@ -43,6 +43,38 @@ fn one_open_file_gets_a_first_line_and_a_second() {
     });
 }
 
+/// docs/cli.md: how a shell waits for the second line.
+#[test]
+fn a_shell_waits_for_the_end_on_the_descriptor_that_asked() {
+    each(|m| {
+        two_tenants(m);
+        for shell in ["sh", "bash"] {
+            let line = "(echo 'remove-all tenant=a' >&3 && read -r accepted <&3 && until read -r ended <&3; do :; done; \
+                        echo \"$ended\") 3<>$R/.fencefs/control";
+            fs::write(m.scratch.join("wait.sh"), line).unwrap();
+            let ended = m.shell(&format!("R=$R timeout 40 {shell} $W/wait.sh")).ok();
+            let ended: serde_json::Value = serde_json::from_str(ended.trim_end()).unwrap();
+            assert_eq!(ended["state"], "complete", "{shell}: {ended}");
+        }
+    });
+}
+
+/// docs/cli.md lists every metric that there is.
+#[test]
+fn the_list_of_metrics_is_complete() {
+    let listed = include_str!("../docs/cli.md");
+    each(|m| {
+        let text = fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap();
+        for name in text.lines().filter_map(|l| l.strip_prefix("# TYPE fencefs_")) {
+            let name = name.split(' ').next().unwrap();
+            assert!(
+                listed.contains(&format!("`{name}`")) || listed.contains(&format!("`{name}{{")),
+                "{name} is not in docs/cli.md"
+            );
+        }
+    });
+}
+
 /// Issue 8: the shell one-liner, and a fresh open for its replies.
 #[test]
 fn a_shell_needs_one_line() {

@@ -79,9 +79,9 @@ fn killed_before_deletion() {
         "ledger.submitted",
         "removal.fence",
         "removal.drain",
+        "removal.hide",
         "removal.trash",
         "removal.trashed",
-        "removal.hide",
         "removal.staged",
     ];
     for (turn, step) in steps.into_iter().enumerate() {
@@ -193,11 +193,11 @@ fn a_global_removal_that_is_killed_is_ended_for_every_tenant() {
     // Some between one tenant and the next.
     let steps = [
         "ledger.submitted=",
+        "removal.hide=1*off->",
         "removal.trash=",
         "removal.trash=1*off->",
         "removal.trash=2*off->",
         "removal.trashed=",
-        "removal.hide=1*off->",
         "removal.stranger=",
         "removal.delete=10*off->",
         "removal.delete=30*off->",
@@ -301,9 +301,9 @@ fn killed_again_while_it_ends_what_was_cut() {
 fn a_logical_removal_that_is_killed_stays_hidden() {
     let steps = [
         "removal.fence",
+        "removal.hide",
         "removal.trash",
         "removal.trashed",
-        "removal.hide",
         "ledger.marker",
         "ledger.marked",
         "removal.open",

@@ -15,9 +15,9 @@ use crate::removals::{
 const BEFORE_THE_MARKER: [&str; 11] = [
     "removal.fence",
     "removal.drain",
+    "removal.hide",
     "removal.trash",
     "removal.trashed",
-    "removal.hide",
     "removal.delete",
     "removal.delete=7*off->",
     "removal.verify",
@@ -77,11 +77,22 @@ fn a_step_that_keeps_failing_acknowledges_nothing() {
             let b = Bystander::look(m);
             let before = tenant(m, "a");
             let before = counts.then_some(&before);
+            // In the kernel's caches.
+            let mut reader = m.peer();
+            reader.run("[os.stat(R + p).st_size for p in ('/a/k1', '/a/deep/er/k1')]");
             let mut control = Control::open(m);
             let number = generation(&control.ask("remove-all tenant=a"));
             let second = control.line();
             assert_eq!(second["state"], "failed", "{step}: {second}");
             assert!(second["last_error"].as_str().is_some_and(|t| t.contains(step)), "{step}: {second}");
+            if !["removal.fence", "removal.drain", "removal.hide"].contains(&step) {
+                assert_eq!(reader.run("os.listdir(R + '/a')"), serde_json::json!([]), "{step}");
+                for key in ["/a/k1", "/a/deep/er/k1"] {
+                    assert_eq!(reader.error(&format!("os.stat(R + '{key}')")), "ENOENT", "{step}: in sight");
+                    assert_eq!(reader.error(&format!("read(R + '{key}')")), "ENOENT", "{step}: readable");
+                }
+            }
+            drop(reader);
             assert_failed(m, number, step, before);
             Control::open(m).ask(&format!("retry generation={number}"));
             assert_failed(m, number, step, before);
@@ -219,8 +230,8 @@ fn a_submission_that_fails_changes_nothing_or_is_found_by_its_id() {
 #[test]
 fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
     let points = [
-        "removal.trash=1*off->return",
         "removal.hide=1*off->return",
+        "removal.trash=1*off->return",
         "removal.stranger=return",
         "removal.delete=30*off->return",
         "removal.epoch=1*off->return",
@@ -249,6 +260,10 @@ fn a_global_removal_that_fails_half_way_acknowledges_nothing_for_anybody() {
             for name in names {
                 assert_ne!(tenant(m, name)["state"], "ready", "{step}: {name}");
                 assert_eq!(peer.error(&format!("write(R + '/{name}/new', b'x')")), "EBUSY", "{step}: {name}");
+                if step != "removal.hide" {
+                    let listed = peer.run(&format!("os.listdir(R + '/{name}')"));
+                    assert_eq!(listed, serde_json::json!([]), "{step}: {name}");
+                }
             }
             drop(peer);
             m.unset_env("FAILPOINTS");

@@ -101,6 +101,36 @@ fn a_damaged_ledger_is_refused_and_kept() {
     });
 }
 
+/// What is written to a file without a name is forgotten by the next start: requests fail, and change nothing, until the
+/// very file is back.
+#[test]
+fn a_ledger_that_is_taken_away_under_the_daemon_takes_no_request() {
+    each(|m| {
+        two_tenants(m);
+        remove(m, "tenant=a id=first");
+        let b = Bystander::look(m);
+        let (file, aside) = (m.store.join("ledger.redb"), m.scratch.join("aside"));
+        for copied in [false, true] {
+            fs::rename(&file, &aside).unwrap();
+            if copied {
+                fs::copy(&aside, &file).unwrap();
+            }
+            for line in ["remove-all tenant=b", "remove-all scope=global", "remove-all tenant=a id=first"] {
+                let (errno, reply) = Control::open(m).refused(line);
+                assert_eq!(errno, libc::EIO, "{line}: {reply}");
+                let said = reply["message"].as_str().unwrap();
+                assert!(said.contains("ledger.redb") && said.contains("taken away"), "{said}");
+            }
+            b.assert_untouched(m);
+            fs::rename(&aside, &file).unwrap();
+        }
+        let number = remove(m, "tenant=a id=second");
+        m.crash();
+        assert_eq!(generation(&query(m, "id=second")), number);
+        b.assert_untouched(m);
+    });
+}
+
 /// Issue 9: however many requests there were, none is lost and the file stays small.
 #[test]
 fn many_requests_lose_nothing() {

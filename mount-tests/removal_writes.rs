@@ -50,6 +50,42 @@ fn a_write_begun_before_and_closed_after_publishes_nothing() {
     });
 }
 
+/// Nor does a descriptor from before change what a removal took, by any call.
+#[test]
+fn attributes_are_not_changed_through_old_handles() {
+    each(|m| {
+        two_tenants(m);
+        let mut a = m.peer();
+        a.run("os.setxattr(R + '/a/k1', 'user.y', b'1')");
+        a.run("new = os.open(R + '/a/new', os.O_CREAT | os.O_WRONLY); os.write(new, b'n')");
+        a.run("over = os.open(R + '/a/k3', os.O_WRONLY | os.O_TRUNC); os.write(over, b'n')");
+        a.run("edit = os.open(R + '/a/k1', os.O_RDWR); read_only = os.open(R + '/a/k2', os.O_RDONLY)");
+        remove(m, "tenant=a");
+        for fd in ["new", "over", "edit"] {
+            for call in [
+                "os.fchmod(FD, 0o600)",
+                "os.fchown(FD, 0, 0)",
+                "os.utime(FD, (1, 1))",
+                "os.setxattr(FD, 'user.x', b'1')",
+                "os.setxattr(FD, 'user.fencefs.epoch', b'1')",
+                "os.setxattr(FD, 'user.fencefs.pin', b'1')",
+                "os.removexattr(FD, 'user.y')",
+                "os.posix_fallocate(FD, 0, 4096)",
+                "os.ftruncate(FD, 1)",
+                "os.fsync(FD)",
+            ] {
+                let call = call.replace("FD", fd);
+                assert_eq!(a.error(&call), "ESTALE", "{call}");
+            }
+        }
+        // Readers go on.
+        assert_eq!(a.int("len(os.pread(read_only, 6000, 0))"), 6000);
+        assert_empty(m, "a");
+        a.run("write(R + '/a/k1', b'later'); os.chmod(R + '/a/k1', 0o600)");
+        a.run("os.setxattr(R + '/a/k1', 'user.x', b'1')");
+    });
+}
+
 /// RFC matrix: "Task fetched before a generation change", for whatever else a program can do with an old handle.
 #[test]
 fn renames_truncations_and_edits_with_old_handles_are_stale() {

@@ -173,6 +173,8 @@ pub struct StoreSettings {
     pub checksum: Checksum,
     /// A legacy directory to serve beside the store's own records.
     pub attach: Option<AttachLegacy>,
+    /// Whether keys go to make room. Where not, what does not fit is refused.
+    pub evicts: bool,
 }
 
 impl Default for StoreSettings {
@@ -188,6 +190,7 @@ impl Default for StoreSettings {
             durability: Durability::Rename,
             checksum: Checksum::Off,
             attach: None,
+            evicts: true,
         }
     }
 }
@@ -243,6 +246,10 @@ pub mod limits {
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
+    /// Threads that an import copies with, at most.
+    pub const IMPORT_THREADS: usize = 8;
+    /// Values that one of them takes on at once.
+    pub const IMPORTED_AT_ONCE: usize = 32;
     /// How much of a record is read at once for its checksum.
     pub const SUM_BUFFER_BYTES: usize = 256 << 10;
     /// A value up to this length is read back for its checksum where its close is handled; a longer one beside.
@@ -271,6 +278,10 @@ pub mod limits {
     pub const REMOVAL_THREADS: usize = 2;
     /// How far these threads stand back for those that serve, as in nice(1).
     pub const REMOVAL_NICE: i32 = 5;
+    /// How long all of them but one wait to see that nobody uses the store.
+    pub const MAKE_WAY: Duration = Duration::from_millis(20);
+    /// Records that a proof of ownership remembers: 32 bytes each, until they are removed.
+    pub const PROVEN_RECORDS: usize = 1 << 20;
     /// Names that a removal takes out of the index before others get at it.
     pub const HIDDEN_AT_ONCE: usize = 256;
     /// How long a removal waits for kernels to forget what it took.

@@ -59,6 +59,8 @@ pub enum Kind {
     UnknownTenant,
     /// The generation is older than the one that counts.
     StaleGeneration,
+    /// The daemon did not answer in time.
+    NoAnswer,
     /// The disk failed: the operating system's errno.
     Io(i32),
 }
@@ -116,7 +118,16 @@ impl Error {
             Kind::NoAttribute => libc::ENODATA,
             Kind::Range => libc::ERANGE,
             Kind::TooMany => libc::EMFILE,
+            Kind::NoAnswer => libc::ETIMEDOUT,
             Kind::Io(errno) => errno,
+        }
+    }
+
+    /// The exit status of a command that it ends.
+    pub fn exit_status(&self) -> u8 {
+        match self.kind {
+            Kind::NoAnswer => 3,
+            _ => 1,
         }
     }
 
@@ -175,6 +186,9 @@ pub fn errno_name(errno: i32) -> &'static str {
         libc::ERANGE => "ERANGE",
         libc::EMFILE => "EMFILE",
         libc::ENFILE => "ENFILE",
+        libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::ENOTCONN => "ENOTCONN",
+        libc::ECONNABORTED => "ECONNABORTED",
         libc::E2BIG => "E2BIG",
         libc::EROFS => "EROFS",
         _ => "EIO",

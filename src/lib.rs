@@ -9,7 +9,7 @@
 //! | 3 | `control` | the control file's language, and the agent that carries removals out |
 //! | 2 | `store` | the engine: records, index, quota, eviction, fence, removal, recovery |
 //! | 1 | `os`, `format`, `ledger` | confined system calls; the bytes on disk; the removal protocol |
-//! | 0 | `key`, `scope`, `error`, `config`, `step` | values that can only be made valid; named steps |
+//! | 0 | `key`, `scope`, `error`, `config`, `step`, `random` | values that can only be made valid; named steps; choices of tests |
 //!
 //! ARCHITECTURE.md has the data flow and the invariants.
 
@@ -25,6 +25,8 @@ pub mod fuse;
 pub mod key;
 pub mod ledger;
 pub mod os;
+#[cfg(test)]
+mod random;
 pub mod scope;
 pub mod store;
 #[cfg(test)]

@@ -2,15 +2,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::patience::{ANSWER_WAIT, within};
 use crate::error::{Error, Kind, Result};
 
 /// An open control file.
 pub(super) struct ControlClient {
-    file: BufReader<File>,
+    /// Absent once an answer did not come: it may come yet, and would be taken for another's.
+    file: Option<BufReader<File>>,
+    mountpoint: PathBuf,
 }
 
 /// A reply: the JSON object that the daemon sent.
@@ -21,35 +25,41 @@ pub(super) struct Reply {
 
 impl ControlClient {
     /// Opens the control file of the mount (or of the tenant's directory) at `mountpoint`.
-    pub(super) fn open(mountpoint: &Path) -> Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(mountpoint.join(".fencefs/control"))
-            .map_err(|e| no_mount(mountpoint, e))?;
-        Ok(ControlClient { file: BufReader::new(file) })
+    pub(super) fn open(mountpoint: &Path, limit: Duration) -> Result<Self> {
+        let at = mountpoint.to_owned();
+        let open = move || {
+            let opened = OpenOptions::new().read(true).write(true).open(at.join(".fencefs/control"));
+            opened.map_err(|e| no_mount(&at, e))
+        };
+        let file = within(limit, mountpoint, open)?;
+        Ok(ControlClient { file: Some(BufReader::new(file)), mountpoint: mountpoint.to_owned() })
     }
 
     /// Sends a command and reads its reply. A command that is refused has a reply too; an error is no reply at all.
-    pub(super) fn ask(&mut self, line: &str) -> Result<Reply> {
-        let sent = self.file.get_mut().write_all(format!("{line}\n").as_bytes());
-        match (self.reply(), sent) {
-            (Ok(reply), _) => Ok(reply),
-            (Err(_), Err(refused)) => Err(Error::os(format!("the daemon refused {line:?}"), refused)),
-            (Err(e), Ok(())) => Err(e),
-        }
+    pub(super) fn ask(&mut self, line: &str, limit: Duration) -> Result<Reply> {
+        let gone = || Error::new(Kind::NoAnswer, "an earlier answer of the daemon did not come");
+        let (mut file, line) = (self.file.take().ok_or_else(gone)?, line.to_owned());
+        let (file, reply) = within(limit, &self.mountpoint, move || {
+            let sent = file.get_mut().write_all(format!("{line}\n").as_bytes());
+            let reply = match (reply(&mut file), sent) {
+                (Ok(reply), _) => Ok(reply),
+                (Err(_), Err(refused)) => Err(Error::os(format!("the daemon refused {line:?}"), refused)),
+                (Err(e), Ok(())) => Err(e),
+            };
+            Ok((file, reply))
+        })?;
+        self.file = Some(file);
+        reply
     }
+}
 
-    /// Reads the next reply.
-    pub(super) fn reply(&mut self) -> Result<Reply> {
-        let mut line = String::new();
-        let read =
-            self.file.read_line(&mut line).map_err(|e| Error::os("cannot read the daemon's reply", e))?;
-        if read == 0 {
-            return Err(Error::new(Kind::NotFound, "the daemon did not reply"));
-        }
-        Reply::parse(&line)
+fn reply(file: &mut BufReader<File>) -> Result<Reply> {
+    let mut line = String::new();
+    let read = file.read_line(&mut line).map_err(|e| Error::os("cannot read the daemon's reply", e))?;
+    if read == 0 {
+        return Err(Error::new(Kind::NotFound, "the daemon did not reply"));
     }
+    Reply::parse(&line)
 }
 
 impl Reply {
@@ -68,6 +78,16 @@ impl Reply {
         format!("{}\n", Value::Object(self.object.clone()))
     }
 
+    /// The same request, of which the daemon says no more.
+    pub(super) fn unanswered(&self, why: &Error) -> Self {
+        let mut object = self.object.clone();
+        let said =
+            [("ok", Value::from(false)), ("error", why.errno_name().into()), ("code", why.code().into())];
+        object.extend(said.map(|(name, value)| (name.to_owned(), value)));
+        object.insert("message".to_owned(), why.to_string().into());
+        Reply { object }
+    }
+
     /// A field, if the reply has it.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.object.get(name)
@@ -84,8 +104,14 @@ impl Reply {
     }
 }
 
+/// The text of a virtual file of the mount.
+pub(super) fn read(mountpoint: &Path, name: &str) -> Result<String> {
+    let (at, path) = (mountpoint.to_owned(), mountpoint.join(".fencefs").join(name));
+    within(ANSWER_WAIT, mountpoint, move || std::fs::read_to_string(path).map_err(|e| no_mount(&at, e)))
+}
+
 /// The error of a virtual file that could not be opened or read, with what to do.
-pub(super) fn no_mount(mountpoint: &Path, error: io::Error) -> Error {
+fn no_mount(mountpoint: &Path, error: io::Error) -> Error {
     let at = mountpoint.display();
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => {
@@ -126,7 +152,7 @@ mod tests {
     #[test]
     fn a_directory_without_a_mount_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let e = ControlClient::open(dir.path()).err().unwrap();
+        let e = ControlClient::open(dir.path(), Duration::from_secs(60)).err().unwrap();
         assert!(e.to_string().contains("no fencefs is mounted there"));
     }
 }

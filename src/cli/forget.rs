@@ -7,6 +7,7 @@ use clap::Args;
 use uuid::Uuid;
 
 use super::control_client::ControlClient;
+use super::patience::{ANSWER_WAIT, within};
 use super::print;
 use crate::control::removals::forget_at;
 use crate::error::Result;
@@ -25,10 +26,12 @@ pub(super) struct ForgetArgs {
 
 /// Forgets, through the daemon where one serves the store.
 pub(super) fn run(args: &ForgetArgs) -> Result<ExitCode> {
-    if args.place.join(layout::SUPERBLOCK).is_file() {
+    let superblock = args.place.join(layout::SUPERBLOCK);
+    if within(ANSWER_WAIT, &args.place, move || Ok(superblock.is_file()))? {
         forget_at(&args.place, args.storage)?;
     } else {
-        let reply = ControlClient::open(&args.place)?.ask(&format!("forget storage={}", args.storage))?;
+        let line = format!("forget storage={}", args.storage);
+        let reply = ControlClient::open(&args.place, ANSWER_WAIT)?.ask(&line, ANSWER_WAIT)?;
         reply.check("cannot forget")?;
     }
     print(format!("storage {} is forgotten\n", args.storage))?;

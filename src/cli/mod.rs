@@ -1,7 +1,8 @@
 //! Commands for people: the clap tree, and a file a command.
 //!
 //! The only layer that prints. Results go to stdout, errors to stderr as one line `fencefs: what: why`; exit status 0
-//! is done, 1 failed, 2 a command line that means nothing (clap prints why); `fsck` also 4, all repaired.
+//! is done, 1 failed, 2 a command line that means nothing (clap prints why), 3 the daemon did not answer; `fsck` also 4,
+//! all repaired.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -18,12 +19,14 @@ mod forget;
 mod fsck;
 mod guard;
 mod holders;
+mod import;
 mod mount;
 mod mount_args;
 mod mount_options;
 mod mountinfo;
 mod mountpoint;
 mod path;
+mod patience;
 mod pin;
 mod progress;
 mod quota;
@@ -52,6 +55,7 @@ enum Command {
     Unpin(pin::UnpinArgs),
     Path(path::PathArgs),
     Fsck(fsck::FsckArgs),
+    Import(import::ImportArgs),
     Forget(forget::ForgetArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
@@ -76,7 +80,7 @@ pub fn main() -> ExitCode {
         Err(Stop::Failed(e)) if e.kind() == Kind::Io(libc::EPIPE) => ExitCode::FAILURE,
         Err(Stop::Failed(e)) => {
             complain(&e.to_string());
-            ExitCode::FAILURE
+            ExitCode::from(e.exit_status())
         }
     }
 }
@@ -116,6 +120,9 @@ fn parse(argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
         args.set_kernel_options(kernel_options);
         args.check().map_err(|e| mount_options::usage(&mut root, &e.to_string()))?;
     }
+    if let Command::Import(args) = &cli.command {
+        args.check().map_err(|e| mount_options::usage(&mut root, &e.to_string()))?;
+    }
     Ok(Parsed { cli, daemon_argv })
 }
 
@@ -131,6 +138,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Unpin(args) => pin::run(&args.files, false),
         Command::Path(args) => path::run(&args),
         Command::Fsck(args) => fsck::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Forget(args) => forget::run(&args),
         Command::Guard(args) => guard::run(&args),
     }
@@ -206,6 +214,12 @@ mod tests {
             &["path", "/s", "key"],
             &["fsck"],
             &["fsck", "/s", "--fix"],
+            &["import", "/s"],
+            &["import", "--from", "/d"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a=.b"],
+            &["import", "/s", "--from", "/d", "--map-tenant", "a=b", "--map-tenant", "a=c"],
+            &["import", "/s", "--from", "/d", "--high-watermark", "80", "--low-watermark", "90"],
             &["pin"],
             &["nonsense"],
         ] {

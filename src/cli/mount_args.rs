@@ -39,18 +39,8 @@ pub(super) struct MountArgs {
     #[arg(long, hide = true)]
     pub(super) ready_pipe: bool,
 
-    /// Quota of the whole store, such as 100G or 100GB [default: 90 % of the backing filesystem]
-    #[arg(long, value_name = "SIZE", value_parser = config::parse_size, help_heading = QUOTA)]
-    size: Option<u64>,
-    /// Most keys that the store may hold [default: no limit]
-    #[arg(long, value_name = "N", help_heading = QUOTA)]
-    max_keys: Option<u64>,
-    /// Percent of the quota where background eviction starts [default: 97]
-    #[arg(long, value_name = "PERCENT", value_parser = config::parse_percent, help_heading = QUOTA)]
-    high_watermark: Option<u8>,
-    /// Percent of the quota where background eviction stops [default: 95]
-    #[arg(long, value_name = "PERCENT", value_parser = config::parse_percent, help_heading = QUOTA)]
-    low_watermark: Option<u8>,
+    #[command(flatten)]
+    quota: QuotaArgs,
     /// Which key goes when room is needed
     #[arg(long, value_name = "POLICY", value_parser = named(&PolicyName::NAMES), default_value = "lru", help_heading = QUOTA)]
     evict: PolicyName,
@@ -111,6 +101,30 @@ pub(super) struct MountArgs {
     kernel_options: Vec<String>,
 }
 
+/// How much a store may hold.
+#[derive(Debug, Args)]
+pub(super) struct QuotaArgs {
+    /// Quota of the whole store, such as 100G or 100GB [default: 90 % of the backing filesystem]
+    #[arg(long, value_name = "SIZE", value_parser = config::parse_size, help_heading = QUOTA)]
+    size: Option<u64>,
+    /// Most keys that the store may hold [default: no limit]
+    #[arg(long, value_name = "N", help_heading = QUOTA)]
+    max_keys: Option<u64>,
+    /// Percent of the quota where background eviction starts [default: 97]
+    #[arg(long, value_name = "PERCENT", value_parser = config::parse_percent, help_heading = QUOTA)]
+    high_watermark: Option<u8>,
+    /// Percent of the quota where background eviction stops [default: 95]
+    #[arg(long, value_name = "PERCENT", value_parser = config::parse_percent, help_heading = QUOTA)]
+    low_watermark: Option<u8>,
+}
+
+impl QuotaArgs {
+    /// The quota; values may be right alone and wrong together.
+    pub(super) fn quota(&self) -> Result<Quota> {
+        Quota::new(self.size, self.max_keys, self.high_watermark, self.low_watermark)
+    }
+}
+
 const QUOTA: &str = "Quota and eviction";
 const BEHAVIOUR: &str = "Behaviour";
 const ACCESS: &str = "Access";
@@ -132,7 +146,7 @@ const LEVELS: [(&str, LevelFilter); 4] = [
 ];
 
 /// A parser for one of these names.
-fn named<T: Copy + Send + Sync + 'static>(
+pub(super) fn named<T: Copy + Send + Sync + 'static>(
     names: &'static [(&'static str, T)],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).map(move |text| {
@@ -155,7 +169,7 @@ impl MountArgs {
     /// Refuses values that are right alone and wrong together.
     pub(super) fn check(&self) -> Result<()> {
         TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
-        self.quota().map(drop)
+        self.quota.quota().map(drop)
     }
 
     /// The legacy directory, by a path that means the same from everywhere. One that the mount would cover, or that
@@ -175,17 +189,14 @@ impl MountArgs {
         Ok(Some(AttachLegacy { dir, fsdir, tenants }))
     }
 
-    fn quota(&self) -> Result<Quota> {
-        Quota::new(self.size, self.max_keys, self.high_watermark, self.low_watermark)
-    }
-
     /// The settings of the store, but for the legacy directory, which is asked for with the mountpoint.
     pub(super) fn store_settings(&self) -> Result<StoreSettings> {
         Ok(StoreSettings {
-            quota: self.quota()?,
+            quota: self.quota.quota()?,
             policy: self.evict,
             durability: self.durability,
             checksum: self.checksum,
+            evicts: true,
             attach: None,
         })
     }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::mountinfo::{self, MountEntry};
+use super::patience::{ANSWER_WAIT, within};
 use crate::error::{Error, Kind, Result};
 
 /// Most dead mounts that are cleared off one directory: more than anybody stacks.
@@ -84,7 +85,7 @@ pub(super) fn resolve(mountpoint: &Path) -> Result<PathBuf> {
 }
 
 /// The canonical path of something that need not exist: its nearest existing ancestor, then what is missing.
-fn resolve_new(path: &Path) -> Result<PathBuf> {
+pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
     let failed = |e| Error::os(format!("cannot find the store {}", path.display()), e);
     let absolute = std::path::absolute(path).map_err(failed)?;
     for ancestor in absolute.ancestors() {
@@ -105,15 +106,21 @@ fn resolve_new(path: &Path) -> Result<PathBuf> {
 }
 
 /// Whether the mount at `mountpoint` lost its daemon. Asks past the kernel's cache, which outlives a daemon.
-pub(super) fn is_dead(mountpoint: &Path) -> bool {
-    let answer = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
+///
+/// # Errors
+/// [`Kind::NoAnswer`] where the daemon lives and does not answer.
+pub(super) fn is_dead(mountpoint: &Path) -> Result<bool> {
+    let at = mountpoint.to_owned();
+    within(ANSWER_WAIT, mountpoint, move || {
+        let answer = rustix::fs::statx(CWD, &at, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+        Ok(matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED)))
+    })
 }
 
 /// Detaches what crashed daemons left at `mountpoint`; a dead mount of another type is refused.
 fn clear_dead(mountpoint: &Path) -> Result<()> {
     for _ in 0..MAX_DEAD_MOUNTS {
-        if !is_dead(mountpoint) {
+        if !is_dead(mountpoint)? {
             return Ok(());
         }
         let mounts = mountinfo::read()?;

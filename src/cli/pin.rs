@@ -4,12 +4,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use rustix::fs::{XattrFlags, major, minor};
 
 use super::complain;
 use super::mountinfo::{self, MountEntry};
+use super::patience::{ANSWER_WAIT, within};
 use crate::error::{Error, Kind, Result};
 
 /// Keep keys out of eviction's reach, until they are unpinned
@@ -30,12 +32,13 @@ pub(super) struct UnpinArgs {
 
 /// Pins or unpins every file; one that fails does not stop the others.
 pub(super) fn run(files: &[PathBuf], pinned: bool) -> Result<ExitCode> {
-    let mounts = mountinfo::read()?;
+    let mounts = Arc::new(mountinfo::read()?);
     let mut code = ExitCode::SUCCESS;
     for file in files {
-        if let Err(e) = set(&mounts, file, pinned) {
+        let (at, mounts) = (file.clone(), Arc::clone(&mounts));
+        if let Err(e) = within(ANSWER_WAIT, file, move || set(&mounts, &at, pinned)) {
             complain(&e.to_string());
-            code = ExitCode::FAILURE;
+            code = ExitCode::from(e.exit_status());
         }
     }
     Ok(code)

@@ -20,7 +20,7 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(
-                ProgressStyle::with_template("{msg}: {human_pos} ({elapsed})")
+                ProgressStyle::with_template("{msg}: {human_pos}{prefix} ({elapsed})")
                     .unwrap_or(ProgressStyle::default_spinner()),
             );
             bar
@@ -30,14 +30,23 @@ impl Progress {
 
     /// `phase` is at `count`.
     pub(super) fn update(&mut self, phase: &str, count: u64) {
+        self.update_of(phase, count, None);
+    }
+
+    /// `phase` is at `count`, of so many where that is known.
+    pub(super) fn update_of(&mut self, phase: &str, count: u64, total: Option<u64>) {
+        let of = total.map(|total| format!(" of {total}")).unwrap_or_default();
         if let Some(bar) = &self.bar {
             if bar.message() != phase {
                 bar.set_message(phase.to_owned());
             }
+            if bar.prefix() != of {
+                bar.set_prefix(of);
+            }
             bar.set_position(count);
         } else if self.last_plain.elapsed() >= PLAIN_EVERY {
             self.last_plain = Instant::now();
-            drop(writeln!(std::io::stderr(), "fencefs: {phase}: {count}"));
+            drop(writeln!(std::io::stderr(), "fencefs: {phase}: {count}{of}"));
         }
     }
 }

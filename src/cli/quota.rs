@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::control_client::{ControlClient, Reply};
+use super::patience::ANSWER_WAIT;
 use super::{complain, mount_args, print};
 use crate::config::{self, format_size};
 use crate::error::Result;
@@ -42,7 +43,8 @@ fn limit(text: &str) -> Result<Limit> {
 
 /// Shows or sets the quota.
 pub(super) fn run(args: &QuotaArgs) -> Result<ExitCode> {
-    let reply = ControlClient::open(&args.mountpoint)?.ask(&command(args.tenant.as_ref(), args.size))?;
+    let mut control = ControlClient::open(&args.mountpoint, ANSWER_WAIT)?;
+    let reply = control.ask(&command(args.tenant.as_ref(), args.size), ANSWER_WAIT)?;
     let doing = if args.size.is_some() { "cannot set the quota" } else { "cannot show the quota" };
     let done = reply.check(doing);
     if args.json {

@@ -51,10 +51,17 @@ pub(super) struct RemoveAllArgs {
 /// How often the daemon is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
+/// An answer may take this long whatever the timeout.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
+
 /// Asks and waits.
 pub(super) fn run(args: &RemoveAllArgs) -> Result<ExitCode> {
-    let mut control = ControlClient::open(&args.mountpoint)?;
-    let asked = control.ask(&command(args)?)?;
+    let limit = args.timeout.max(LEAST_WAIT);
+    let mut control = ControlClient::open(&args.mountpoint, limit)?;
+    let asked = control.ask(&command(args)?, limit).map_err(|e| match e.kind() {
+        Kind::NoAnswer => e.context("whether the request was accepted is not known (fencefs requests tells)"),
+        _ => e,
+    })?;
     if let Err(e) = asked.check("cannot remove") {
         if args.json {
             print(asked.json_line())?;
@@ -62,17 +69,39 @@ pub(super) fn run(args: &RemoveAllArgs) -> Result<ExitCode> {
         complain(&e.to_string());
         return Ok(ExitCode::FAILURE);
     }
-    let last = if args.no_wait { asked } else { wait(&asked, args)? };
+    let waited = if args.no_wait { Ok(asked.clone()) } else { wait(&asked, args) };
+    let last = match waited {
+        Ok(last) => last,
+        Err(e) => return lost(&asked, e, args),
+    };
     print(if args.json { last.json_line() } else { format!("{}\n", human(&last)) })?;
     if args.no_wait || state(&last) == "complete" {
         return Ok(ExitCode::SUCCESS);
     }
+    let waited = if args.timeout.is_zero() { String::new() } else { format!(" after {:?}", args.timeout) };
     complain(&format!(
-        "not complete after {:?}; it goes on by itself (fencefs requests {})",
-        args.timeout,
+        "not complete{waited}; it goes on by itself (fencefs requests {})",
         args.mountpoint.display()
     ));
     Ok(ExitCode::FAILURE)
+}
+
+/// The daemon died, or stopped answering, after it had accepted the request.
+fn lost(asked: &Reply, e: Error, args: &RemoveAllArgs) -> Result<ExitCode> {
+    if e.kind() == Kind::Invalid {
+        // It answers.
+        return Err(e);
+    }
+    let generation = asked.get("generation").map_or(Value::Null, Clone::clone);
+    let then = match e.kind() {
+        Kind::NoAnswer => "is carried out when the daemon goes on, or at the next mount",
+        _ => "is finished at the next mount",
+    };
+    let e = e.context(format!("request {generation} is durable and {then}"));
+    if args.json {
+        print(asked.unanswered(&e).json_line())?;
+    }
+    Err(e)
 }
 
 /// The control file's line.
@@ -96,15 +125,16 @@ fn command(args: &RemoveAllArgs) -> Result<String> {
 /// Asks until the request is complete or the time is over; the last answer. On a stream of its own: the one that asked
 /// for the removal is told of each end of an attempt, between the answers to other questions.
 fn wait(asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
-    let mut control = ControlClient::open(&args.mountpoint)?;
+    let deadline = Instant::now() + args.timeout;
+    let left = || deadline.saturating_duration_since(Instant::now()).max(LEAST_WAIT);
+    let mut control = ControlClient::open(&args.mountpoint, left())?;
     let generation = asked
         .get("generation")
         .and_then(Value::as_u64)
         .ok_or_else(|| Error::new(Kind::Corrupt, "the daemon's reply names no generation"))?;
-    let deadline = Instant::now() + args.timeout;
     let (mut progress, mut told) = (Progress::new(), None);
     loop {
-        let now = control.ask(&format!("query generation={generation}"))?;
+        let now = control.ask(&format!("query generation={generation}"), left())?;
         now.check("cannot follow the removal")?;
         progress.update("deleted", now.get("deleted_records").and_then(Value::as_u64).unwrap_or(0));
         let error = now.get("last_error").and_then(Value::as_str).map(str::to_owned);

@@ -22,8 +22,7 @@ pub(super) struct RequestsArgs {
 
 /// Shows the requests.
 pub(super) fn run(args: &RequestsArgs) -> Result<ExitCode> {
-    let path = args.mountpoint.join(".fencefs/requests");
-    let text = std::fs::read_to_string(path).map_err(|e| control_client::no_mount(&args.mountpoint, e))?;
+    let text = control_client::read(&args.mountpoint, "requests")?;
     print(if args.json { text } else { human(&text)? })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -34,9 +34,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
     let clears = args.watch && std::io::stdout().is_terminal();
     loop {
-        let path = args.mountpoint.join(".fencefs/status");
-        let text =
-            std::fs::read_to_string(path).map_err(|e| control_client::no_mount(&args.mountpoint, e))?;
+        let text = control_client::read(&args.mountpoint, "status")?;
         let shown = if args.json { format!("{}\n", text.trim_end()) } else { human(&text)? };
         print(if clears { format!("{CLEAR}{shown}") } else { shown })?;
         if !args.watch {

@@ -33,11 +33,13 @@ pub(super) fn run(args: &UmountArgs) -> Result<ExitCode> {
     std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
     let mounts = mountinfo::read()?;
     let mount = ours(&mounts, &place)?;
-    if mountpoint::is_dead(&place) {
-        mountpoint::unmount(&place, true)?;
-    } else if args.lazy {
+    if args.lazy {
+        // Nobody is asked: this is the way out where the daemon does not answer.
         mountpoint::unmount(&place, true)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if mountpoint::is_dead(&place)? {
+        mountpoint::unmount(&place, true)?;
     } else {
         match mountpoint::unmount(&place, false) {
             Err(e) if e.kind() == Kind::Busy => return Err(busy(&place, mount)),
@@ -76,7 +78,9 @@ fn busy(place: &Path, mount: &MountEntry) -> Error {
     holders.retain(|holder| holder.pid != std::process::id());
     let by = match holders {
         holders if holders.is_empty() => {
-            "in use by a process or mount that cannot be seen from here".to_owned()
+            "in use by a process or mount that cannot be seen from here (a bind mount of it, or one on top of it, is \
+             taken away with umount)"
+                .to_owned()
         }
         holders => format!("in use by {}", holders::describe(&holders)),
     };

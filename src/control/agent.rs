@@ -157,8 +157,9 @@ impl Agent {
         self.changed.notify_all();
     }
 
-    /// A submission failed, perhaps only to be answered.
-    pub(super) fn look_for_unanswered(&self) {
+    /// What the ledger says may have changed by another way than an attempt: a submission failed, perhaps only to be
+    /// answered; another storage acknowledged, or was retired.
+    pub(super) fn look_for_changes(&self) {
         let mut work = self.work.lock();
         (work.uncounted, work.woken) = (true, true);
         self.changed.notify_all();
@@ -323,7 +324,12 @@ impl Agent {
         match done {
             Ok(()) => {
                 work.failed.retain(|failed, _| !scope.includes(failed));
-                work.open.retain(|g, _| !settled.contains(g));
+                // With several targets, another's acknowledgement may be missing.
+                let is_complete = |g: &Generation| {
+                    let request = self.ledger.request(&RequestName::Generation(*g));
+                    request.map_or(true, |r| r.state == State::Complete)
+                };
+                work.open.retain(|g, _| !settled.contains(g) || !is_complete(g));
             }
             Err(_) => {
                 let pause = Pause::after(work.failed.get(scope).copied());

@@ -2,12 +2,13 @@
 //! itself on top.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use uuid::Uuid;
 
 use super::agent::Agent;
-use crate::config::StoreSettings;
+use crate::config::{StoreSettings, limits};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
 use crate::scope::{Generation, Mode, Scope};
@@ -71,13 +72,11 @@ impl Removals {
     /// [`Kind::UnknownTenant`]; [`Kind::UnprovenOwnership`] where a physical removal of a tenant would meet what is not
     /// proven to be its own: then nothing has changed, the ledger included.
     pub fn submit(&self, scope: &Scope, mode: Mode, id: Option<&str>) -> Result<Submitted> {
-        if let Some(id) = id
-            && let Ok(known) = self.ledger.request(&RequestName::Id(id.to_owned()))
-            && (&known.scope, known.mode) == (scope, mode)
+        let known = id.and_then(|id| self.ledger.request(&RequestName::Id(id.to_owned())).ok());
+        let is_known = known.is_some_and(|known| (&known.scope, known.mode) == (scope, mode));
+        if let Some(tenant) = scope.tenant()
+            && !is_known
         {
-            return Ok(Submitted { request: self.as_of_now(known), fresh: false });
-        }
-        if let Some(tenant) = scope.tenant() {
             self.store.home(tenant)?;
             if mode == Mode::Physical {
                 self.store.prove_ownership(scope)?;
@@ -85,7 +84,7 @@ impl Removals {
         }
         let submitted = self.ledger.submit(scope, mode, id);
         if submitted.is_err() {
-            self.agent.look_for_unanswered();
+            self.agent.look_for_changes();
         }
         let Submitted { request, fresh } = submitted?;
         if fresh {
@@ -115,6 +114,39 @@ impl Removals {
         self.agent.outcomes()
     }
 
+    /// Waits until every scope is open: what was pending at the start has been applied. `progress` is called with the
+    /// records deleted so far.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] once an attempt has failed.
+    pub fn wait_until_open(&self, progress: &mut dyn FnMut(&str, u64)) -> Result<()> {
+        let outcomes = self.outcomes();
+        loop {
+            // An attempt of an earlier start says nothing of this one.
+            let state = self.store.status().state;
+            if state == "ready" {
+                return Ok(());
+            }
+            if state == "failed"
+                && let Some(failed) = self.requests()?.into_iter().find(|r| r.state == State::Failed)
+            {
+                let why = failed.last_error.unwrap_or_default();
+                return Err(Error::new(
+                    Kind::Busy,
+                    format!(
+                        "{} is still being removed (generation {}): {why}",
+                        failed.scope, failed.generation
+                    ),
+                ));
+            }
+            progress("removed records", self.store.counters.removed_records.load(Ordering::Relaxed));
+            // An end is told a moment before its scope opens.
+            if let Err(mpsc::RecvTimeoutError::Disconnected) = outcomes.recv_timeout(limits::STAGED_POLL) {
+                return Err(Error::new(Kind::Busy, "the store is being closed"));
+            }
+        }
+    }
+
     /// Attempts failed removals again, at once: one, or all.
     pub fn retry(&self, generation: Option<Generation>) -> Result<()> {
         let request = generation.map(|g| self.ledger.request(&RequestName::Generation(g))).transpose()?;
@@ -140,7 +172,7 @@ impl Removals {
         }
         let done = self.ledger.ack(storage, scope, generation);
         // Also after an error: perhaps only the answer was lost.
-        self.agent.wake();
+        self.agent.look_for_changes();
         done
     }
 
@@ -153,7 +185,7 @@ impl Removals {
             ));
         }
         let done = self.ledger.forget(storage);
-        self.agent.wake();
+        self.agent.look_for_changes();
         done
     }
 
@@ -188,4 +220,40 @@ pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
         ));
     }
     LocalLedger::new(Arc::clone(root.ledger())).forget(storage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Tenant;
+    use std::time::{Duration, Instant};
+
+    fn wait_until(condition: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !condition() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        condition()
+    }
+
+    /// Acknowledged here, a request is open until its other target has acknowledged it.
+    #[test]
+    fn a_request_of_two_targets_is_pending_until_both_have_acknowledged_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let removals =
+            Removals::open(&dir.path().join("store"), &StoreSettings::default(), &mut |_, _| {}).unwrap();
+        let other = Uuid::new_v4();
+        removals.ledger.register(other, &[], Uuid::new_v4()).unwrap();
+        let scope = Scope::Tenant(Tenant::default_tenant());
+        let outcomes = removals.outcomes();
+        let made = removals.submit(&scope, Mode::Physical, None).unwrap().request;
+        assert_eq!(outcomes.recv_timeout(Duration::from_secs(60)), Ok(made.generation));
+        assert!(wait_until(|| removals.store().closed_scopes().is_empty()));
+        assert_eq!(removals.pending_count(), 1);
+        removals.ack(other, &scope, made.generation).unwrap();
+        assert!(wait_until(|| removals.pending_count() == 0));
+        let now = removals.request(&RequestName::Generation(made.generation)).unwrap();
+        assert_eq!(now.state, State::Complete);
+        removals.close().unwrap();
+    }
 }

@@ -187,6 +187,7 @@ impl Fs {
         if let Some(writing) = replacing.or_else(|| self.opens.node(id)?.unsettled().cloned()) {
             return writing.truncate(size);
         }
+        self.refuse_removed(who, id)?;
         match self.own_file(who, id) {
             Some(file) => crate::os::truncate(&*file, size),
             None => self.store.truncate(id, size),
@@ -204,11 +205,26 @@ impl Fs {
         own.then(|| Arc::clone(&open.file))
     }
 
+    /// [`crate::Kind::Stale`] where a removal took what a thread would change through a descriptor: the value that it
+    /// writes, or an open inode that has no name any more.
+    pub(super) fn refuse_removed(&self, who: Caller, id: NodeId) -> Result<()> {
+        if let Some(w) = self.opens.replacing(id).into_iter().find(|w| w.opened_by(who.tid)) {
+            return w.home.fence.admits(w.home.epoch);
+        }
+        match self.opens.node(id) {
+            Some(open) if open.unsettled().is_some() || !self.store.is_named(id) => {
+                open.home().fence.admits(open.home().epoch)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn set_attributes(&self, who: Caller, id: NodeId, set: &SetAttr) -> Result<()> {
         let only_times = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
         if only_times && (set.atime, set.mtime) == (SetTime::Keep, SetTime::Keep) {
             return Ok(());
         }
+        self.refuse_removed(who, id)?;
         match self.own_file(who, id) {
             Some(file) => edit::apply(&*file, set)?,
             None => self.store.set_attr(id, set)?,

@@ -229,6 +229,7 @@ impl Fs {
         flags: i32,
     ) -> Result<()> {
         let id = self.node(ino)?;
+        self.refuse_removed(who, id)?;
         let name =
             std::str::from_utf8(name).map_err(|_| Error::new(Kind::Invalid, "attribute names are UTF-8"))?;
         let mode = match flags {
@@ -315,6 +316,7 @@ impl Fs {
     /// REMOVEXATTR.
     pub(super) fn removexattr(&self, who: Caller, ino: INodeNo, name: &[u8]) -> Result<()> {
         let id = self.node(ino)?;
+        self.refuse_removed(who, id)?;
         let name = std::str::from_utf8(name).map_err(|_| unset())?;
         let kept = match name {
             ACL_ACCESS => KEPT_ACCESS,

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use redb::{Builder, Durability, ReadTransaction, ReadableDatabase, WriteTransaction};
@@ -17,12 +18,18 @@ use crate::error::{Error, Kind, Result};
 
 /// An open ledger file.
 ///
+/// INVARIANT: it is one file for as long as the process lives. What is recorded in a file that has lost its name is lost
+/// at the next start, and another file of that name may be an older one; so nothing is answered as recorded unless the
+/// name still leads to the file that was opened first.
+///
 /// After an error of the disk redb refuses everything until the file is opened anew; that happens by itself at the
 /// next use, so a disk that has space again, or a passing error, needs no restart.
 pub struct Database {
     path: PathBuf,
     storage: Uuid,
     source: Box<dyn Fn() -> Result<File> + Send + Sync>,
+    /// Device and inode of the file that was opened first.
+    file: OnceLock<(u64, u64)>,
     /// Absent after an error, until the next use.
     open: RwLock<Option<redb::Database>>,
     #[cfg(test)]
@@ -78,6 +85,7 @@ impl Database {
             path: path.to_owned(),
             storage,
             source: Box::new(source),
+            file: OnceLock::new(),
             open: RwLock::new(None),
             #[cfg(test)]
             faults: Arc::default(),
@@ -99,7 +107,8 @@ impl Database {
     /// Runs `work` and commits what it changed, durably, in two phases; nothing of it where it fails. An error of
     /// the commit itself leaves open whether it happened.
     pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Result<Outcome<T>>) -> Result<T> {
-        self.with(|database| {
+        self.require_in_place()?;
+        let value = self.with(|database| {
             let tx = begin(database)?;
             match work(&tx)? {
                 Outcome::Changed(value) => {
@@ -111,11 +120,37 @@ impl Database {
                     Ok(value)
                 }
             }
-        })
+        })?;
+        // Again: it may have lost its name meanwhile, and an answer is a promise.
+        self.require_in_place()?;
+        Ok(value)
+    }
+
+    /// Whether the name leads to the file that was opened first. An open file that it does not lead to stays open: it may
+    /// be all that is left of what was recorded.
+    fn require_in_place(&self) -> Result<()> {
+        let opened = self.file.get().copied();
+        match (self.source)().and_then(|file| identity_of(&file)) {
+            Ok(named) if opened.is_none_or(|opened| opened == named) => Ok(()),
+            Ok(_) => Err(self.replaced("another file has its name")),
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Corrupt) => Err(self.replaced("it is gone")),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn replaced(&self, what: &str) -> Error {
+        corrupt(format!(
+            "the ledger {} was taken away under the running daemon ({what}): no removal is recorded or acknowledged any \
+             more; put that very file back, or unmount, restore the newest copy of it and mount again",
+            self.path.display()
+        ))
     }
 
     fn with<T>(&self, work: impl FnOnce(&redb::Database) -> Result<T>) -> Result<T> {
-        let done = self.opened().and_then(|database| caught(|| work(&database)));
+        let done = {
+            let database = self.opened()?;
+            caught(|| work(&database))
+        };
         done.map_err(|e| {
             if matches!(e.kind(), Kind::Io(_) | Kind::NoSpace | Kind::Corrupt) {
                 self.discard();
@@ -130,7 +165,11 @@ impl Database {
             drop(guard);
             let mut slot = self.open.write();
             if slot.is_none() {
-                *slot = Some(caught(|| self.open_file())?);
+                if self.file.get().is_some() {
+                    self.require_in_place()?;
+                }
+                let damaged = |e: Error| if e.kind() == Kind::Corrupt { self.damaged(&e) } else { e };
+                *slot = Some(caught(|| self.open_file()).map_err(damaged)?);
             }
             guard = RwLockWriteGuard::downgrade(slot);
         }
@@ -139,6 +178,7 @@ impl Database {
 
     fn open_file(&self) -> Result<redb::Database> {
         let file = (self.source)()?;
+        let identity = identity_of(&file)?;
         // redb would begin a new ledger in an empty file, and forget every removal.
         if file.metadata().map_err(|e| Error::os("cannot look at the ledger", e))?.len() == 0 {
             return Err(corrupt("it is empty"));
@@ -151,6 +191,7 @@ impl Database {
         }
         let database = builder().create_with_backend(backend)?;
         tables::check(&database.begin_read()?, self.storage)?;
+        self.file.get_or_init(|| identity);
         Ok(database)
     }
 
@@ -168,15 +209,24 @@ impl Database {
     }
 
     fn damaged(&self, what: &Error) -> Error {
-        corrupt(format!(
-            "the ledger {} is damaged or not this store's: {what}; restore the file from a backup of this same store, \
-             and do not delete it: it holds which removals were asked for and applied",
-            self.path.display()
-        ))
+        damaged(&self.path, what)
     }
 }
 
-fn builder() -> Builder {
+pub(super) fn damaged(path: &Path, what: &Error) -> Error {
+    corrupt(format!(
+        "the ledger {} is damaged or not this store's: {what}; restore the file from a backup of this same store, and \
+         do not delete it: it holds which removals were asked for and applied",
+        path.display()
+    ))
+}
+
+fn identity_of(file: &File) -> Result<(u64, u64)> {
+    let found = file.metadata().map_err(|e| Error::os("cannot look at the ledger", e))?;
+    Ok((found.dev(), found.ino()))
+}
+
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(limits::LEDGER_CACHE_BYTES).set_check_integrity_on_open(true);
     builder

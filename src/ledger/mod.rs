@@ -11,6 +11,7 @@ mod backend;
 mod database;
 mod failure;
 mod local;
+mod look;
 mod newest;
 mod request;
 mod row;
@@ -27,6 +28,7 @@ use uuid::Uuid;
 pub use applied::Applied;
 pub use database::Database;
 pub use local::LocalLedger;
+pub use look::{Known, look};
 pub use request::{Pending, Request, RequestName, State, Submitted};
 pub use storage::StorageFile;
 

@@ -125,6 +125,12 @@ pub(super) fn advances(
 
 /// Refuses ids that cannot be kept.
 pub(super) fn check_id(id: Option<&str>) -> Result<()> {
+    if id.is_some_and(|id| id.contains(is_unseen)) {
+        return Err(Error::new(
+            Kind::Invalid,
+            "an id has no blanks, control characters or marks that change how text is shown",
+        ));
+    }
     match id.map(str::len) {
         None | Some(1..=limits::REQUEST_ID_BYTES) => Ok(()),
         Some(length) => Err(Error::new(
@@ -132,6 +138,17 @@ pub(super) fn check_id(id: Option<&str>) -> Result<()> {
             format!("an id of {length} bytes is not 1 to {} bytes long", limits::REQUEST_ID_BYTES),
         )),
     }
+}
+
+/// Blanks, control characters, and what is not seen itself but changes how others are shown: two ids that look alike
+/// would be two requests, and a listing could be made to say anything.
+fn is_unseen(c: char) -> bool {
+    let marks = ['\u{ad}', '\u{61c}', '\u{180e}', '\u{feff}'];
+    c.is_whitespace()
+        || c.is_control()
+        || marks.contains(&c)
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(c, '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// The answer to a submission whose id has been used.

@@ -34,6 +34,8 @@ pub struct DirEntry {
     pub name: Vec<u8>,
     /// What stands there.
     pub kind: EntryType,
+    /// Number of its inode.
+    pub inode: u64,
 }
 
 /// What a rename does with a name that is taken.
@@ -252,7 +254,7 @@ impl Dir {
                 FileType::Unknown => self.entry_type(name)?,
                 _ => EntryType::Other,
             };
-            out.push(DirEntry { name: name.to_vec(), kind });
+            out.push(DirEntry { name: name.to_vec(), kind, inode: entry.ino() });
         }
         Ok(out)
     }

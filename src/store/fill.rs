@@ -194,7 +194,7 @@ fn place(index: &mut Index, batch: &Batch, row: &Row) -> Result<()> {
 }
 
 /// A directory that no record keeps: it exists because keys below it do.
-fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Result<NodeId> {
+pub(super) fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Result<NodeId> {
     let now = Timespec::now();
     let above = index.dir(parent)?.attr;
     let attr = DirAttr { mode: above.mode, atime: now, mtime: now, ctime: now, ..above };

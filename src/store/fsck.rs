@@ -14,11 +14,12 @@ use super::object::{self, is_obstacle};
 use super::proof::{EpochDir, Visitor};
 use super::root::{Held, Ledgered};
 use super::trash::{self, Trashed};
+use super::walkers::Walkers;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
-use crate::os::{self, Attr, Dir, EntryType, RenameHow, Timespec, XattrMode};
+use crate::os::{self, Attr, Dir, DirEntry, EntryType, RenameHow, Timespec, XattrMode};
 use crate::scope::Generation;
 
 /// What to do besides looking.
@@ -364,7 +365,7 @@ impl Check<'_> {
         let finish = Finish { check: self, tenant: &trashed.tenant, places };
         let shown = trashed.shown();
         let walk = EpochDir { dir: &epoch, tenant: &trashed.tenant, shown: &shown };
-        walk.walk(trash::threads(), &self.stop, &finish)?;
+        walk.walk(&Walkers::undisturbed(&self.stop), &finish)?;
         above.rmdir(&trashed.name).map(drop)
     }
 
@@ -455,7 +456,7 @@ impl Check<'_> {
     ) -> Result<()> {
         let Some(dir) = top.open_dir_if_any(epoch.to_string())? else { return Ok(()) };
         let look = Look { check: self, dir: &dir, tenant, epoch, places };
-        EpochDir { dir: &dir, tenant, shown }.walk(trash::threads(), &self.stop, &look)
+        EpochDir { dir: &dir, tenant, shown }.walk(&Walkers::undisturbed(&self.stop), &look)
     }
 
     /// Sets a record or a stranger aside; nothing is ever deleted to make room.
@@ -501,9 +502,9 @@ struct Finish<'a> {
 }
 
 impl Visitor for Finish<'_> {
-    fn record(&self, shard: &Dir, name: &[u8], _: &File, _: RecordKind) -> Result<()> {
+    fn record(&self, shard: &Dir, entry: &DirEntry, _: &File, _: RecordKind) -> Result<()> {
         self.check.step()?;
-        shard.unlink(name).map(drop)
+        shard.unlink(&entry.name).map(drop)
     }
 
     fn stranger(&self, dir: &Dir, name: &[u8], _: &str, _: &str) -> Result<()> {
@@ -583,10 +584,10 @@ impl Look<'_> {
 }
 
 impl Visitor for Look<'_> {
-    fn record(&self, shard: &Dir, name: &[u8], file: &File, _: RecordKind) -> Result<()> {
+    fn record(&self, shard: &Dir, entry: &DirEntry, file: &File, _: RecordKind) -> Result<()> {
         let count = self.check.sums.records.fetch_add(1, Ordering::Relaxed) + 1;
         self.check.report.progress("records", count);
-        let Some(digest) = Digest::parse(name) else { return Ok(()) };
+        let Some(digest) = Digest::parse(&entry.name) else { return Ok(()) };
         match object::judge_file(file, self.tenant, self.epoch, digest)? {
             Ok(found) => self.sound(shard, digest, file, found),
             Err(why) => {

@@ -25,6 +25,7 @@ pub mod fence;
 mod fill;
 pub mod fsck;
 mod hidden;
+pub mod import;
 pub mod index;
 mod jobs;
 pub mod legacy;
@@ -42,6 +43,7 @@ pub mod tenants;
 mod tests;
 mod trash;
 pub mod unspelled;
+mod walkers;
 pub mod writer;
 
 pub use content::Passing;
@@ -129,6 +131,8 @@ pub struct Store {
     tenant_changes: Mutex<()>,
     /// The scopes that are being removed.
     scopes: Mutex<remove::Scopes>,
+    /// What the last proof of ownership has looked into.
+    proven: Mutex<Arc<proof::Proven>>,
     /// The store is being closed: long work ends where it is.
     stopping: AtomicBool,
     /// Something failed between the disk and the index: the next start looks at the disk.
@@ -167,6 +171,7 @@ impl Store {
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let unclean = content::note_open(&data)?;
+        let policy = if settings.evicts { evict::new } else { evict::keeping_all }(settings.policy);
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             trash: data.ensure_dir(layout::TRASH, 0o700)?,
@@ -182,13 +187,14 @@ impl Store {
             // From the clock, so that names from before a restart are not used again.
             serial: AtomicU64::new(serial),
             acls: AtomicBool::new(acls),
-            index: Mutex::new(index::Index::new(evict::new(settings.policy), root_attr)),
+            index: Mutex::new(index::Index::new(policy, root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             edits: content::Edits::new(),
             attached,
             unclean,
             tenant_changes: Mutex::new(()),
             scopes: Mutex::new(remove::Scopes::new(pending)),
+            proven: Mutex::default(),
             stopping: AtomicBool::new(false),
             doubted: AtomicBool::new(false),
             keeper: Arc::default(),

@@ -2,23 +2,29 @@
 //! digest of the key that it embeds, and embeds that tenant. Nothing else is ever deleted by a removal.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::Store;
 use super::object::is_obstacle;
+use super::walkers::{Walker, Walkers};
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::{layout, record, record::Record};
 use crate::key::{Digest, RecordKind, Tenant};
-use crate::os::{self, Dir, EntryType};
+use crate::os::{self, Dir, DirEntry, EntryType};
 use crate::scope::Scope;
 
 /// What is done with what a walk meets. Called from several threads.
 pub(super) trait Visitor: Sync {
+    /// A regular file with the name of a record here, before anybody has looked into it. Whether it is dealt with.
+    fn named(&self, _shard: &Dir, _digest: Digest, _entry: &DirEntry) -> Result<bool> {
+        Ok(false)
+    }
     /// A record that is proven to be the tenant's.
-    fn record(&self, shard: &Dir, name: &[u8], file: &File, kind: RecordKind) -> Result<()>;
+    fn record(&self, shard: &Dir, entry: &DirEntry, file: &File, kind: RecordKind) -> Result<()>;
     /// Anything else; `at` says where for people, `why` what is wrong with it.
     fn stranger(&self, dir: &Dir, name: &[u8], at: &str, why: &str) -> Result<()>;
     /// A shard level whose entries have all been visited.
@@ -34,46 +40,32 @@ pub(super) struct EpochDir<'a> {
 }
 
 impl EpochDir<'_> {
-    /// Walks the directory with `threads` threads. What fails does not keep the others from being visited; the first
-    /// error is returned. Ends early, with [`Kind::Busy`], once `stop` is set.
-    pub(super) fn walk(&self, threads: usize, stop: &AtomicBool, visitor: &impl Visitor) -> Result<()> {
+    /// Walks the directory. What fails does not keep the others from being visited; the first error is returned. Ends
+    /// early, with [`Kind::Busy`], once the walkers are told to stop.
+    pub(super) fn walk(&self, walkers: &Walkers<'_>, visitor: &impl Visitor) -> Result<()> {
         let uppers = self.dir.entries_once()?;
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<Error>> = Mutex::new(None);
-        let work = || {
+        walkers.run(|walker| {
             while let Some(entry) = uppers.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(e) = self.upper(entry.kind, &entry.name, stop, visitor) {
+                if let Err(e) = self.upper(entry, walker, visitor) {
                     failed.lock().get_or_insert(e);
                 }
-            }
-        };
-        // None of it is done by the calling thread: a thread that stood back cannot come forward again.
-        std::thread::scope(|scope| {
-            let walk = || {
-                os::process::stand_back(limits::REMOVAL_NICE);
-                work();
-            };
-            let spawn = |_: &usize| {
-                std::thread::Builder::new().name("fencefs-walk".into()).spawn_scoped(scope, walk).is_ok()
-            };
-            if (0..threads).filter(spawn).count() == 0 {
-                work();
             }
         });
         failed.into_inner().map_or(Ok(()), Err)
     }
 
-    fn upper(&self, kind: EntryType, name: &[u8], stop: &AtomicBool, visitor: &impl Visitor) -> Result<()> {
-        if kind != EntryType::Dir || !layout::is_shard_level(name) {
+    fn upper(&self, entry: &DirEntry, walker: &mut Walker<'_>, visitor: &impl Visitor) -> Result<()> {
+        let name = entry.name.as_slice();
+        if entry.kind != EntryType::Dir || !layout::is_shard_level(name) {
             return visitor.stranger(self.dir, name, self.shown, "it is no shard directory");
         }
         let Some(upper) = self.open_level(self.dir, name, self.shown)? else { return Ok(()) };
         let at = format!("{}/{}", self.shown, name.escape_ascii());
         let mut failed = None;
         for entry in upper.entries_once()? {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::new(Kind::Busy, "the store is being closed"));
-            }
+            walker.go_on()?;
             let done = if entry.kind == EntryType::Dir && layout::is_shard_level(&entry.name) {
                 self.lower(&upper, [name, &entry.name], &at, visitor)
             } else {
@@ -93,13 +85,14 @@ impl EpochDir<'_> {
         let shard_name = &at[at.len() - 5..];
         let mut failed = None;
         for entry in dir.entries_once()? {
-            let done = match self.judge(&dir, entry.kind, &entry.name, shard_name) {
-                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry.name, &file, kind),
+            let named = |e: Error| e.context(format!("{at}/{}", entry.name.escape_ascii()));
+            let done = match self.judge(&dir, &entry, shard_name, visitor) {
+                Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry, &file, kind).map_err(named),
+                // Says where by itself.
                 Ok(Verdict::Stranger(why)) => visitor.stranger(&dir, &entry.name, &at, why),
-                Ok(Verdict::Gone) => Ok(()),
-                Err(e) => Err(e),
+                Ok(Verdict::Done) => Ok(()),
+                Err(e) => Err(named(e)),
             };
-            let done = done.map_err(|e| e.context(format!("{at}/{}", entry.name.escape_ascii())));
             failed = failed.or(done.err());
         }
         match failed {
@@ -113,16 +106,20 @@ impl EpochDir<'_> {
         above.open_dir_if_any(name).map_err(|e| e.context(format!("{at}/{}", name.escape_ascii())))
     }
 
-    fn judge(&self, dir: &Dir, kind: EntryType, name: &[u8], shard: &str) -> Result<Verdict> {
+    fn judge(&self, dir: &Dir, entry: &DirEntry, shard: &str, visitor: &impl Visitor) -> Result<Verdict> {
+        let name = entry.name.as_slice();
         let Some(digest) = Digest::parse(name).filter(|d| layout::shard(*d) == shard) else {
             return Ok(Verdict::Stranger("its name is no record's here"));
         };
-        if kind != EntryType::File {
+        if entry.kind != EntryType::File {
             return Ok(Verdict::Stranger("it is not a regular file"));
+        }
+        if visitor.named(dir, digest, entry)? {
+            return Ok(Verdict::Done);
         }
         let file = match dir.open_file(name, false) {
             Ok(Some(file)) => file,
-            Ok(None) => return Ok(Verdict::Gone),
+            Ok(None) => return Ok(Verdict::Done),
             Err(e) if is_obstacle(&e) => return Ok(Verdict::Stranger("it is not a regular file")),
             Err(e) => return Err(e),
         };
@@ -148,19 +145,28 @@ impl EpochDir<'_> {
 enum Verdict {
     Proven(File, RecordKind),
     Stranger(&'static str),
-    Gone,
+    Done,
 }
 
-/// Refuses the first stranger.
-struct MustBeProven<'a>(&'a Tenant);
+/// Refuses the first stranger, and remembers what it has looked into.
+struct MustBeProven<'a> {
+    tenant: &'a Tenant,
+    proven: Mutex<Vec<(u128, u64)>>,
+}
 
 impl Visitor for MustBeProven<'_> {
-    fn record(&self, _: &Dir, _: &[u8], _: &File, _: RecordKind) -> Result<()> {
+    fn record(&self, _: &Dir, entry: &DirEntry, _: &File, _: RecordKind) -> Result<()> {
+        let mut proven = self.proven.lock();
+        if proven.len() < limits::PROVEN_RECORDS
+            && let Some(digest) = Digest::parse(&entry.name)
+        {
+            proven.push((digest.to_u128(), entry.inode));
+        }
         Ok(())
     }
 
     fn stranger(&self, _: &Dir, name: &[u8], at: &str, why: &str) -> Result<()> {
-        Err(unproven(self.0, &format!("{at}/{}", name.escape_ascii()), why))
+        Err(unproven(self.tenant, &format!("{at}/{}", name.escape_ascii()), why))
     }
 
     fn walked(&self, _: &Dir, _: &[u8]) -> Result<()> {
@@ -168,12 +174,28 @@ impl Visitor for MustBeProven<'_> {
     }
 }
 
-pub(super) fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
+/// The records that the last proof of a tenant has looked into: file by file, so that their removal need not look again.
+#[derive(Debug, Default)]
+pub(super) struct Proven {
+    tenant: Option<Tenant>,
+    /// Digest and inode, sorted.
+    records: Vec<(u128, u64)>,
+}
+
+impl Proven {
+    /// Whether that very file was looked into.
+    pub(super) fn includes(&self, tenant: &Tenant, digest: Digest, inode: u64) -> bool {
+        self.tenant.as_ref() == Some(tenant) && self.records.binary_search(&(digest.to_u128(), inode)).is_ok()
+    }
+}
+
+fn unproven(tenant: &Tenant, path: &str, why: &str) -> Error {
     Error::new(
         Kind::UnprovenOwnership,
         format!(
-            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: move it out of there \
-             and try again, or hide the tenant's keys with mode=logical"
+            "{path} is not proven to belong to tenant {tenant} ({why}); nothing was removed: take it out of the store \
+             (what is mounted there: umount) and try again, or hide the tenant's keys instead: --logical, in the control \
+             file mode=logical"
         ),
     )
 }
@@ -188,7 +210,9 @@ impl Store {
         let Some(tenant) = scope.tenant() else { return Ok(()) };
         self.home(tenant)?;
         let shown = format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS);
-        let top = self.tenants_dir.open_dir(tenant.as_str())?;
+        // Somebody took it away: nothing is in it.
+        let Some(top) = self.tenants_dir.open_dir_if_any(tenant.as_str())? else { return Ok(()) };
+        let proof = MustBeProven { tenant, proven: Mutex::default() };
         for entry in top.entries()? {
             let at = format!("{shown}/{}", entry.name.escape_ascii());
             if entry.kind != EntryType::Dir || layout::parse_epoch(&entry.name).is_none() {
@@ -201,11 +225,14 @@ impl Store {
                 Err(e) => return Err(e),
             };
             let epoch = EpochDir { dir: &dir, tenant, shown: &at };
-            match epoch.walk(super::trash::threads(), &self.stopping, &MustBeProven(tenant)) {
+            match epoch.walk(&self.walkers(), &proof) {
                 Err(e) if is_obstacle(&e) => return Err(unproven(tenant, &at, &e.to_string())),
                 done => done?,
             }
         }
+        let mut records = proof.proven.into_inner();
+        records.sort_unstable();
+        *self.proven.lock() = Arc::new(Proven { tenant: Some(tenant.clone()), records });
         self.prove_attached(tenant)
     }
 }

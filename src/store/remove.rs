@@ -1,14 +1,14 @@
 //! A removal: everything that a scope held below a generation goes, and nothing else.
 //!
-//! Steps, in order, each a fail point of this name; `trash` for each directory, `delete` for each record, `hide` and
-//! `epoch` for each tenant:
+//! Steps, in order, each a fail point of this name; `hide` and `epoch` for each tenant, `trash` for each directory,
+//! `delete` for each record:
 //!
 //! | step | what | afterwards |
 //! |---|---|---|
 //! | `removal.fence` | close the fences of the scope | no new mutation; what was admitted and not committed is stale |
 //! | `removal.drain` | wait for the leases in progress | every commit of an older epoch has happened |
+//! | `removal.hide` | names leave the index, kernels forget, values being written are given up | ENOENT, whatever the disk does |
 //! | `removal.trash` | rename the epoch directories into `.trash` | no older path exists to commit to |
-//! | `removal.hide` | names leave the index, kernels forget, values being written are given up | ENOENT |
 //! | `removal.delete` | delete what is in the trash, record by record | (a logical removal leaves this for later) |
 //! | `removal.verify` | look again: trash, staging, names | physically and internally empty |
 //! | `removal.sync` | syncfs | stays deleted when power is lost |
@@ -105,13 +105,14 @@ impl Store {
         let (homes, deleted) = self.close_scope(scope, *generation);
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
+        self.hide_scope(&homes, *generation)?;
         self.trash_scope(scope, *generation)?;
-        homes.iter().try_for_each(|home| self.hide(home, *generation))?;
         self.clear_attached(scope, &deleted)?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
-                self.delete_trashed(&trashed, &deleted, &self.stopping)?;
+                self.delete_trashed(&trashed, &deleted)?;
             }
+            *self.proven.lock() = Arc::default();
         }
         step!("removal.verify");
         self.verify_removed(removal)?;
@@ -162,8 +163,9 @@ impl Store {
             if entry.kind != EntryType::Dir || !scope.includes_tenant(&tenant) {
                 continue;
             }
-            let Some(top) = self.tenants_dir.open_dir_if_any(&entry.name)? else { continue };
-            for entry in top.entries()? {
+            let named = |e: Error| e.context(format!("{}/{}/{tenant}", layout::DATA, layout::TENANTS));
+            let Some(top) = self.tenants_dir.open_dir_if_any(&entry.name).map_err(named)? else { continue };
+            for entry in top.entries().map_err(named)? {
                 match layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) {
                     Some(epoch) if epoch < generation.into() => {
                         self.move_to_trash(&top, &tenant, epoch, generation)?;
@@ -182,13 +184,29 @@ impl Store {
         self.keep_stranger(tenant, top, name, &at, "it is no epoch directory")
     }
 
-    /// Takes every key of a tenant, spelled by a path or not, out of the index, gives up what is being written under an older
-    /// epoch, and waits until nobody believes in any of it.
-    fn hide(&self, home: &Home, generation: Generation) -> Result<()> {
-        step!("removal.hide");
-        if home.epoch >= generation.into() {
-            return Ok(());
+    /// Hides what the scope's tenants held: nobody finds any of it any more, nor believes in it. Before the disk is
+    /// touched, whose errors would otherwise leave in sight what the caller was promised is gone.
+    fn hide_scope(&self, homes: &[Arc<Home>], generation: Generation) -> Result<()> {
+        let is_older = |home: &&Arc<Home>| home.epoch < generation.into();
+        let mut forgetting = Vec::new();
+        for home in homes {
+            step!("removal.hide");
+            if is_older(&home) {
+                forgetting.push((home, self.hide(home)));
+            }
         }
+        for (home, forgotten) in forgetting {
+            // Ends when the other end is dropped. Whoever is too slow finds out when it asks: nothing opens any more.
+            if forgotten.recv_timeout(limits::FORGET_WAIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                log::warn!("the kernel is slow to forget the removed keys of tenant {}", home.tenant);
+            }
+        }
+        homes.iter().filter(is_older).try_for_each(|home| self.give_up_staged(home))
+    }
+
+    /// Takes every key of a tenant, spelled by a path or not, out of the index, and has whoever caches them forget them,
+    /// which is done when the receiver hangs up.
+    fn hide(&self, home: &Home) -> mpsc::Receiver<()> {
         let (directory, unspelled) = {
             let index = self.index.lock();
             let tenant = &index.tenants[home.number as usize];
@@ -216,15 +234,10 @@ impl Store {
             }
             parking_lot::MutexGuard::unlock_fair(index);
         }
-        self.give_up_staged(home)?;
         let (forgotten, wait) = mpsc::channel();
         let name = home.tenant.as_str().as_bytes().into();
         self.tell(Event::Emptied { directory, name, known, forgotten });
-        // Ends when the other end is dropped. Whoever is too slow finds out when it asks: nothing opens any more.
-        if wait.recv_timeout(limits::FORGET_WAIT) == Err(mpsc::RecvTimeoutError::Timeout) {
-            log::warn!("the kernel is slow to forget the removed keys of tenant {}", home.tenant);
-        }
-        Ok(())
+        wait
     }
 
     /// Looks again, at the disk and in memory.
@@ -262,10 +275,11 @@ impl Store {
         if home.epoch >= epoch {
             return Ok(());
         }
-        let top = self.tenants_dir.open_dir(home.tenant.as_str())?;
-        let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        let shown = format!("{}/{}/{}/{epoch}", layout::DATA, layout::TENANTS, home.tenant);
+        let top = self.ensure_top(home).map_err(|e| e.context(&shown))?;
+        let dir = top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| e.context(&shown))?;
         step!("removal.epoch.sync");
-        top.sync()?;
+        top.sync().map_err(|e| e.context(&shown))?;
         let next = Home {
             tenant: home.tenant.clone(),
             number: home.number,
@@ -282,14 +296,21 @@ impl Store {
     /// The removal is acknowledged: the scope is ready under its new epoch, unless a later removal holds it.
     pub fn open_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
         step!("removal.open");
+        let trash = self.list_trash()?;
         let _names = self.tenant_changes.lock();
         let mut scopes = self.scopes.lock();
         // A global removal is done with what earlier requests of its tenants were about.
         scopes.0.retain(|other, state| !(scope.includes(other) && state.generation <= generation));
         for home in self.homes_in(scope) {
             if scopes.epoch_of(&home.tenant).is_none() {
-                // Once more: of a marker that was written though it was answered with an error, `remove` did not learn.
-                self.index.lock().forget_hidden(home.number);
+                // Once more: an attempt that failed between the marker and its counters did not come to it.
+                let mut index = self.index.lock();
+                match trash.iter().any(|t| t.tenant == home.tenant) {
+                    // A logical removal's: counted until it is deleted.
+                    true => index.discard_hidden(home.number),
+                    false => index.forget_hidden(home.number),
+                }
+                drop(index);
                 home.fence.open(home.epoch);
             }
         }
@@ -325,7 +346,7 @@ impl Store {
         let mut trash = self.list_trash()?;
         trash.retain(|t| self.scopes.lock().epoch_of(&t.tenant).is_none());
         for trashed in &trash {
-            self.delete_trashed(trashed, &AtomicU64::new(0), &self.stopping)?;
+            self.delete_trashed(trashed, &AtomicU64::new(0))?;
         }
         self.settle_trash();
         Ok(!trash.is_empty())
@@ -335,6 +356,7 @@ impl Store {
     fn settle_trash(&self) {
         if self.list_trash().is_ok_and(|trash| trash.is_empty()) {
             self.index.lock().forget_trash();
+            self.drop_empty_generations();
         }
     }
 

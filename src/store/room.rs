@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Condvar, Mutex};
 
 use super::Store;
-use super::index::{Index, NodeId};
+use super::index::{Index, NodeId, Usage};
 use super::tenants::Home;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
@@ -192,6 +192,63 @@ impl Store {
                 stuck.push(victim);
             }
         }
+    }
+
+    /// Whether the store, and a tenant of it, can hold this much more without an eviction, now or at the keeper's next
+    /// look.
+    pub(super) fn fits_beside_all(&self, home: Option<&Home>, more: Usage) -> Result<()> {
+        let percent = self.settings.quota.high_percent;
+        let index = self.index.lock();
+        let (used, high) = (index.charged().bytes + index.reserved_bytes, self.percent_of_quota(percent));
+        if used + more.bytes > high {
+            return Err(Error::new(
+                Kind::NoSpace,
+                format!(
+                    "{} bytes more do not fit: {used} bytes are used, and eviction begins at {high}, {percent} % of the quota",
+                    more.bytes
+                ),
+            ));
+        }
+        let keys = index.charged().keys + index.reserved_keys;
+        if let Some(max) = self.settings.quota.max_keys
+            && keys + more.keys > (u128::from(max) * u128::from(percent) / 100) as u64
+        {
+            return Err(Error::new(
+                Kind::NoSpace,
+                format!(
+                    "{} keys more do not fit: there are {keys}, and eviction begins at {percent} % of {max}",
+                    more.keys
+                ),
+            ));
+        }
+        if let Some(home) = home
+            && let tenant = &index.tenants[home.number as usize]
+            && let Some(quota) = tenant.quota_bytes
+            && tenant.charged_bytes() + tenant.reserved_bytes + more.bytes > quota
+        {
+            return Err(Error::new(
+                Kind::TenantQuota,
+                format!(
+                    "{} bytes more of tenant {} do not fit: it uses {} of the {quota} bytes of its quota",
+                    more.bytes,
+                    home.tenant,
+                    tenant.charged_bytes()
+                ),
+            ));
+        }
+        drop(index);
+        let space = self.data.space()?;
+        let floor = free_floor(&space);
+        if space.available_bytes < floor.saturating_add(more.bytes) {
+            return Err(Error::new(
+                Kind::NoSpace,
+                format!(
+                    "{} bytes more do not fit: the store's filesystem has {} bytes free, and eviction keeps {floor} free",
+                    more.bytes, space.available_bytes
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// Room for `bytes` that are about to be allocated in one value.
@@ -498,7 +555,7 @@ impl Store {
 
     /// Evicts until the floor of free space, and `bytes` more, are free.
     fn evict_to_free(&self, space: &FsSpace, bytes: u64) {
-        let floor = (space.total_bytes / 20).min(limits::FREE_FLOOR_BYTES) + bytes;
+        let floor = free_floor(space) + bytes;
         if space.available_bytes < floor {
             let used = self.index.lock().charged().bytes;
             self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
@@ -516,6 +573,11 @@ impl Store {
         self.evict_to_free(&space, bytes);
         Ok(())
     }
+}
+
+/// Bytes of the backing filesystem that eviction keeps free.
+fn free_floor(space: &FsSpace) -> u64 {
+    (space.total_bytes / 20).min(limits::FREE_FLOOR_BYTES)
 }
 
 /// A value that can never be published: its writer learns that at close, its bytes go now.

@@ -1,7 +1,8 @@
 //! The root of a store before it is opened: locked, of a known format, with its identity and its ledger.
 //!
 //! INVARIANT: the format file comes first, then the ledger, then the managed data; so where data is, a ledger was, and
-//! one that is missing or damaged is never made anew: it says what was removed.
+//! one that is missing or damaged is never made anew: it says what was removed. Nor is data, once a storage has been
+//! opened. A start that is refused for either has changed nothing but the lock file.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,25 +16,42 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::format::superblock::Superblock;
 use crate::key::{Epoch, Tenant};
-use crate::ledger::{Applied, Database, Ledger, LocalLedger, Pending, StorageFile};
-use crate::os::{self, Dir, RenameHow, XattrMode};
+use crate::ledger::{self, Applied, Database, Ledger, LocalLedger, Pending, StorageFile};
+use crate::os::{self, Dir, EntryType, RenameHow, XattrMode};
+
+use super::tenants::older_than_the_data;
+use super::trash;
 
 /// A store that this process holds, and has not recovered yet.
 #[derive(Debug)]
 pub struct StoreRoot {
     pub(super) dir: Dir,
     pub(super) path: PathBuf,
-    /// Holds the flock for as long as the store is open.
-    pub(super) _lock: std::fs::File,
     pub(super) storage: Arc<StorageFile>,
     ledger: Arc<Database>,
     /// XXH3-64 of the format file.
     pub(super) superblock_sum: u64,
+    /// Holds the flock for as long as the store is open. Given back last: who gets it finds the ledger free too.
+    pub(super) _lock: std::fs::File,
 }
 
 impl StoreRoot {
     /// Creates or takes over the store at `root`. Nothing of its data is touched.
+    ///
+    /// # Errors
+    /// [`Kind::Locked`] where another process holds it; [`Kind::Corrupt`] where a part of it is missing, damaged, or older
+    /// than another.
     pub fn lock(root: &Path) -> Result<StoreRoot> {
+        StoreRoot::lock_if(root, refuse_removals_of_nobody)
+    }
+
+    /// The same of a store with removals that its ledger does not know of.
+    #[cfg(test)]
+    pub(super) fn lock_unjudged(root: &Path) -> Result<StoreRoot> {
+        StoreRoot::lock_if(root, |_, _| Ok(()))
+    }
+
+    fn lock_if(root: &Path, judge: fn(&Dir, &Applied) -> Result<()>) -> Result<StoreRoot> {
         make_root(root).map_err(|e| Error::os(format!("cannot create the store {}", root.display()), e))?;
         let path = root
             .canonicalize()
@@ -43,10 +61,11 @@ impl StoreRoot {
         let lock = take_lock(&dir, &path)?;
         let text = open_superblock(&dir, &path)?;
         let superblock = Superblock::decode(&text)?;
+        judge_ledger(&dir, &path, superblock.storage_id, judge)?;
         let ledger = open_ledger(&dir, &path, superblock.storage_id)?;
         let storage = Arc::new(StorageFile::open(Arc::clone(&ledger))?);
         let superblock_sum = xxh3_64(text.as_bytes());
-        Ok(StoreRoot { dir, path, _lock: lock, storage, ledger, superblock_sum })
+        Ok(StoreRoot { dir, path, storage, ledger, superblock_sum, _lock: lock })
     }
 
     /// The identity of the store.
@@ -64,12 +83,61 @@ impl StoreRoot {
         &self.ledger
     }
 
-    /// The managed root, made where it is missing.
+    /// The managed root, made where a first start got no further than the ledger.
     pub(super) fn data(&self) -> Result<Dir> {
         let data = self.dir.ensure_dir(layout::DATA, 0o700)?;
         require_xattrs(&data, &self.path)?;
         Ok(data)
     }
+}
+
+/// Compares ledger and data, before either is opened to be changed.
+fn judge_ledger(
+    root: &Dir,
+    path: &Path,
+    storage_id: Uuid,
+    judge: fn(&Dir, &Applied) -> Result<()>,
+) -> Result<()> {
+    let Some(file) = root.open_file(layout::LEDGER, false)? else { return Ok(()) };
+    let known = ledger::look(&path.join(layout::LEDGER), storage_id, &file)?;
+    match root.open_dir_if_any(layout::DATA)? {
+        Some(data) => judge(&data, &known.removed),
+        None if known.registered => Err(Error::new(
+            Kind::Corrupt,
+            format!(
+                "{} has a {} and no {}: put that directory back (is its filesystem mounted?), or begin a new store elsewhere",
+                path.display(),
+                layout::LEDGER,
+                layout::DATA
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// What was removed is known: the names of epoch directories, and of the trash, are of removals that the ledger has
+/// applied or was asked for. One that is of neither was forgotten, together with what it still has to delete.
+fn refuse_removals_of_nobody(data: &Dir, removed: &Applied) -> Result<()> {
+    if let Some(trash) = data.open_dir_if_any(layout::TRASH)? {
+        for trashed in trash::list(&trash, &mut |_| {})? {
+            let known = removed.epoch_of(&trashed.tenant);
+            if known < trashed.generation.into() {
+                return Err(older_than_the_data(&trashed.shown(), known));
+            }
+        }
+    }
+    let Some(tenants) = data.open_dir_if_any(layout::TENANTS)? else { return Ok(()) };
+    for entry in tenants.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir) {
+        let Ok(tenant) = Tenant::new(&entry.name) else { continue };
+        let Some(top) = tenants.open_dir_if_any(&entry.name)? else { continue };
+        let known = removed.epoch_of(&tenant);
+        let epochs = top.entries_once()?.into_iter().filter(|e| e.kind == EntryType::Dir);
+        if let Some(found) = epochs.filter_map(|e| layout::parse_epoch(&e.name)).find(|e| *e > known) {
+            let path = format!("{}/{}/{tenant}/{found}", layout::DATA, layout::TENANTS);
+            return Err(older_than_the_data(&path, known));
+        }
+    }
+    Ok(())
 }
 
 /// A store that this process holds only to look at it: nothing is made where something is missing.
@@ -166,6 +234,7 @@ fn open_ledger(root: &Dir, path: &Path, storage_id: Uuid) -> Result<Arc<Database
         root.unlink(&temporary)?;
         Database::initialise(root.create_file(&temporary, 0o600)?, storage_id)?;
         root.rename(&temporary, root, layout::LEDGER, RenameHow::NoReplace)?;
+        root.ensure_dir(layout::DATA, 0o700)?;
         root.sync()?;
     }
     let (beside, shown) = (Dir::open_root(path)?, path.join(layout::LEDGER));
@@ -179,8 +248,14 @@ pub(super) fn write_root_file(root: &Dir, name: &str, bytes: &[u8]) -> Result<()
     let temporary = format!("{name}.new");
     root.unlink(&temporary)?;
     let file = root.create_file(&temporary, 0o600)?;
-    std::io::Write::write_all(&mut &file, bytes).map_err(|e| Error::os(format!("cannot write {name}"), e))?;
-    os::sync_file(&file)?;
+    let written = std::io::Write::write_all(&mut &file, bytes)
+        .map_err(|e| Error::os(format!("cannot write {name}"), e))
+        .and_then(|()| os::sync_file(&file));
+    if let Err(e) = written {
+        // A full disk: what could not be written is in nobody's way.
+        root.unlink(&temporary)?;
+        return Err(e);
+    }
     root.rename(&temporary, root, name, RenameHow::Replace)?;
     root.sync()
 }

@@ -37,6 +37,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// How often somebody has used the store, in whatever way.
+    pub(super) fn uses(&self) -> u64 {
+        let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        of(&self.hits) + of(&self.misses) + of(&self.publications) + of(&self.renames)
+    }
+
     /// Evictions for whatever reason.
     pub fn evicted_keys(&self) -> u64 {
         self.evictions.iter().map(|n| n.load(Ordering::Relaxed)).sum()

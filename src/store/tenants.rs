@@ -36,7 +36,7 @@ pub struct Home {
     pub durable_shards: Mutex<HashSet<u16>>,
 }
 
-fn older_than_the_data(path: &str, known: Epoch) -> Error {
+pub(super) fn older_than_the_data(path: &str, known: Epoch) -> Error {
     Error::new(
         Kind::Corrupt,
         format!(
@@ -54,7 +54,6 @@ pub(super) fn dir_attr(a: &Attr) -> DirAttr {
 impl Store {
     /// Takes over the tenants that are on disk, and makes `default`. Names that are no tenants are left alone.
     pub(super) fn load_tenants(&self) -> Result<()> {
-        self.judge_trash()?;
         for entry in self.tenants_dir.entries()? {
             let shown = entry.name.escape_ascii().to_string();
             match Tenant::new(&entry.name) {
@@ -143,18 +142,6 @@ impl Store {
         Ok(())
     }
 
-    /// What stands in the trash was put there by a removal that is applied, or pending. One that is neither was
-    /// forgotten together with what it still has to delete.
-    fn judge_trash(&self) -> Result<()> {
-        for trashed in self.list_trash()? {
-            let (known, _) = self.known_epoch(&trashed.tenant);
-            if known < trashed.generation.into() {
-                return Err(older_than_the_data(&trashed.shown(), known));
-            }
-        }
-        Ok(())
-    }
-
     /// Makes a tenant, with its directory's mode and owner.
     pub fn make_tenant(&self, name: &[u8], mode: u32, uid: u32, gid: u32) -> Result<NodeId> {
         let tenant = Tenant::new(name)?;
@@ -167,6 +154,28 @@ impl Store {
         self.own(&top, uid, gid)?;
         drop(top);
         self.adopt_tenant(&tenant)
+    }
+
+    /// The directory of a tenant. Where somebody took it away it is made again, as it was, durably: a removal must not
+    /// wait for what nobody will bring back.
+    pub(super) fn ensure_top(&self, home: &Home) -> Result<Dir> {
+        if let Some(top) = self.tenants_dir.open_dir_if_any(home.tenant.as_str())? {
+            return Ok(top);
+        }
+        let (attr, quota_bytes) = {
+            let index = self.index.lock();
+            let tenant = &index.tenants[home.number as usize];
+            (index.dir(tenant.node)?.attr, tenant.quota_bytes)
+        };
+        log::warn!("the directory of tenant {} was missing and is made again, empty", home.tenant);
+        let top = self.tenants_dir.ensure_dir(home.tenant.as_str(), attr.mode)?;
+        self.own(&top, attr.uid, attr.gid)?;
+        os::chmod(&top, attr.mode)?;
+        if let Some(bytes) = quota_bytes {
+            os::xattr_set(&top, QUOTA_XATTR, bytes.to_string().as_bytes(), XattrMode::Set)?;
+        }
+        self.tenants_dir.sync()?;
+        Ok(top)
     }
 
     /// Removes an empty tenant.

@@ -4,17 +4,17 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Store;
 use super::index::Usage;
-use super::proof::{EpochDir, Visitor};
+use super::proof::{EpochDir, Proven, Visitor};
 use super::tenants::Home;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
-use crate::key::{Epoch, RecordKind, Tenant};
-use crate::os::{self, Dir, EntryType, RenameHow};
+use crate::key::{Digest, Epoch, RecordKind, Tenant};
+use crate::os::{self, Dir, DirEntry, EntryType, RenameHow};
 use crate::scope::{Generation, Scope};
 
 /// An epoch directory in the trash.
@@ -68,26 +68,36 @@ pub(super) fn list(trash: &Dir, stranger: &mut dyn FnMut(String)) -> Result<Vec<
     Ok(found)
 }
 
-/// Threads that delete or prove: enough to keep a disk busy, and no more than half of what others need too.
-pub(super) fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(limits::REMOVAL_THREADS))
-}
-
 /// Deletes what is proven, keeps what is not.
 struct Delete<'a> {
     store: &'a Store,
     tenant: &'a Tenant,
+    proven: Arc<Proven>,
     deleted: &'a AtomicU64,
 }
 
-impl Visitor for Delete<'_> {
-    fn record(&self, shard: &Dir, name: &[u8], _: &File, _: RecordKind) -> Result<()> {
+impl Delete<'_> {
+    fn unlink(&self, shard: &Dir, name: &[u8]) -> Result<()> {
         step!("removal.delete");
         if shard.unlink(name)? {
             self.deleted.fetch_add(1, Ordering::Relaxed);
             self.store.counters.removed_records.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+impl Visitor for Delete<'_> {
+    fn named(&self, shard: &Dir, digest: Digest, entry: &DirEntry) -> Result<bool> {
+        let proven = self.proven.includes(self.tenant, digest, entry.inode);
+        if proven {
+            self.unlink(shard, &entry.name)?;
+        }
+        Ok(proven)
+    }
+
+    fn record(&self, shard: &Dir, entry: &DirEntry, _: &File, _: RecordKind) -> Result<()> {
+        self.unlink(shard, &entry.name)
     }
 
     fn stranger(&self, dir: &Dir, name: &[u8], at: &str, why: &str) -> Result<()> {
@@ -107,7 +117,7 @@ struct Count {
 }
 
 impl Visitor for Count {
-    fn record(&self, _: &Dir, _: &[u8], file: &File, kind: RecordKind) -> Result<()> {
+    fn record(&self, _: &Dir, _: &DirEntry, file: &File, kind: RecordKind) -> Result<()> {
         self.bytes.fetch_add(os::stat(file)?.blocks * 512, Ordering::Relaxed);
         self.keys.fetch_add(u64::from(kind != RecordKind::Directory), Ordering::Relaxed);
         Ok(())
@@ -135,11 +145,7 @@ impl Store {
                     && let Some(dir) = home.top.open_dir_if_any(&entry.name)?
                 {
                     let shown = home.tenant.as_str();
-                    EpochDir { dir: &dir, tenant: &home.tenant, shown }.walk(
-                        threads(),
-                        &self.stopping,
-                        &count,
-                    )?;
+                    EpochDir { dir: &dir, tenant: &home.tenant, shown }.walk(&self.walkers(), &count)?;
                 }
             }
             let is_its = |t: &mut Trashed| t.tenant == home.tenant && t.epoch < home.epoch;
@@ -156,7 +162,7 @@ impl Store {
     fn count_trashed(&self, trashed: &Trashed, count: &Count) -> Result<()> {
         let Some((_, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
-        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), &self.stopping, count)
+        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(&self.walkers(), count)
     }
 
     /// An epoch directory of the trash behind the directory that it is in; `None` where somebody has emptied it.
@@ -186,7 +192,12 @@ impl Store {
             Err(e) if e.kind() == Kind::NotFound => moved(),
             done => done,
         };
-        done.map_err(|e| e.context(format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS)))
+        done.map_err(|e| {
+            // Not left behind empty by an attempt that got no further.
+            drop(self.trash.rmdir(generation.to_string()));
+            let busy = if e.errno() == libc::EBUSY { " (something is mounted there: umount it)" } else { "" };
+            e.context(format!("{}/{}/{tenant}/{epoch}{busy}", layout::DATA, layout::TENANTS))
+        })
     }
 
     /// What is in the trash of a scope and older than `generation`.
@@ -196,27 +207,32 @@ impl Store {
         Ok(trash)
     }
 
-    /// All that is in the trash. Strangers there are left where they are.
     pub(super) fn list_trash(&self) -> Result<Vec<Trashed>> {
         list(&self.trash, &mut |path| log::warn!("{path} is no removal's; it is left where it is"))
     }
 
     /// Deletes one epoch directory of the trash, and its generation's where that is the last. May be repeated.
-    pub(super) fn delete_trashed(
-        &self,
-        trashed: &Trashed,
-        deleted: &AtomicU64,
-        stop: &AtomicBool,
-    ) -> Result<()> {
+    pub(super) fn delete_trashed(&self, trashed: &Trashed, deleted: &AtomicU64) -> Result<()> {
         let Some((above, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
-        let delete = Delete { store: self, tenant: &trashed.tenant, deleted };
-        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(threads(), stop, &delete)?;
+        let proven = Arc::clone(&self.proven.lock());
+        let delete = Delete { store: self, tenant: &trashed.tenant, proven, deleted };
+        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(&self.walkers(), &delete)?;
         above.rmdir(&trashed.name).map_err(|e| e.context(&shown))?;
         // Another tenant's directory, or a stranger, may be there still.
         match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
+        }
+    }
+
+    /// Directories of generations that attempts have left behind without anything in them.
+    pub(super) fn drop_empty_generations(&self) {
+        for entry in self.trash.entries().unwrap_or_default() {
+            if layout::parse_epoch(&entry.name).is_some() {
+                // One that is not empty stays.
+                drop(self.trash.rmdir(&entry.name));
+            }
         }
     }
 

@@ -13,6 +13,7 @@ pub(super) const NOTHING_STALE: &str = "nothing stale is published";
 pub(super) const MARKER_FIRST: &str = "no ack before the marker";
 pub(super) const EMPTY_FIRST: &str = "no marker before empty";
 pub(super) const COUNTERS: &str = "counters never lie";
+pub(super) const OUT_OF_SIGHT: &str = "a failed attempt leaves nothing in sight";
 pub(super) const NEVER_LOST: &str = "a request is never lost";
 pub(super) const ONE_REQUEST: &str = "an id is one request";
 pub(super) const READY_LAST: &str = "no ready before the ack";
@@ -37,6 +38,7 @@ impl Protocol {
                 s.ledger.requests.iter().filter(marked).all(|r| !p.left(s, r))
             }),
             P::always(COUNTERS, Protocol::counters_are_true),
+            P::always(OUT_OF_SIGHT, Protocol::failed_attempts_show_nothing),
             P::always(NEVER_LOST, Protocol::requests_are_kept),
             P::always(ONE_REQUEST, |_, s| {
                 let of = |caller: usize| s.ledger.requests.iter().filter(|r| r.caller == caller).count();
@@ -116,6 +118,15 @@ impl Protocol {
             let acked = &s.ledger.watermarks[storage];
             s.ledger.requests.iter().all(|r| acked.covers(r.scope, r.generation) || kept(r))
         })
+    }
+
+    /// From `removal.drain` on the disk may fail at any step: an attempt that it ends leaves no name of its scope.
+    fn failed_attempts_show_nothing(&self, s: &System) -> bool {
+        let moved = |value: usize| {
+            let dir = s.disk.records[value].and_then(|r| s.disk.dir(self.owners[value], r.dir));
+            matches!(dir, Some(Place::Trash(_)))
+        };
+        (0..VALUES).all(|value| s.daemon.names[value].is_none() || !moved(value))
     }
 
     /// Closed from the fence step, or the start, until the ack is recorded; and from a start until then, nothing of

@@ -18,6 +18,8 @@ pub(super) enum Mistake {
     MarkerBeforeDelete,
     /// `removal.open` before `ledger.ack`.
     OpenBeforeAck,
+    /// `removal.trash` before `removal.hide`.
+    TrashBeforeHide,
     /// No `removal.sync`.
     NoSync,
     /// No `removal.drain`.
@@ -70,6 +72,7 @@ mistakes! {
     an_ack_before_the_marker: AckBeforeMarker in tenant_and_global breaks MARKER_FIRST;
     a_marker_before_the_deletion: MarkerBeforeDelete in tenant_and_global breaks EMPTY_FIRST;
     open_before_the_ack: OpenBeforeAck in tenant_and_global breaks READY_LAST;
+    trash_before_hide: TrashBeforeHide in writers_and_failure breaks OUT_OF_SIGHT;
     no_sync: NoSync in tenant_and_global breaks LEFT_NOTHING;
     no_drain: NoDrain in writers_and_failure breaks NOTHING_STALE;
     no_verification: NoVerify in writers_and_failure breaks EMPTY_FIRST;

@@ -10,8 +10,8 @@
 //! | `ledger.poll` | agent | what this storage has not acknowledged, one entry a scope; changes nothing. The agent takes any of the entries: a failed removal waits for its next attempt and others go on |
 //! | `removal.fence` | agent | closes the fences of the tenants that are behind the generation, towards it |
 //! | `removal.drain` | agent | waits until no lease is in progress there |
-//! | `removal.trash` | agent | renames the epoch directories below the generation into `.trash/<generation>`, one at a time |
 //! | `removal.hide` | agent | names leave the index; counters stay |
+//! | `removal.trash` | agent | renames the epoch directories below the generation into `.trash/<generation>`, one at a time |
 //! | `removal.delete` | agent | deletes one record, or one staged value, at a time: of the scope and below the generation, in the trash of whichever generation |
 //! | `removal.verify` | agent | the scope is empty below the generation: live, trash, staging, names. Else the attempt fails |
 //! | `removal.sync` | agent | what was deleted and renamed stays so |
@@ -41,6 +41,7 @@
 //! | nothing stale is published | "Old-generation writes and completions cannot commit after the clear boundary" |
 //! | no ack before the marker; no marker before empty | "Cleanup failure never advances the applied marker, sends an ACK" |
 //! | counters never lie | "... resets counters" |
+//! | a failed attempt leaves nothing in sight | "Failed cleanup remains visible and retryable": the failure does, not the values |
 //! | a request is never lost; an id is one request | "The master retains each request until every targeted stable storage identity ACKs"; "Polling is non-destructive and idempotent" |
 //! | no ready before the ack | "`ScanMeta` and offload are blocked for a pending scope until cleanup is committed and acknowledged" |
 //! | a global request dominates what is earlier, and nothing later | "a global clear fences all scopes and dominates earlier tenant requests" |

@@ -10,8 +10,8 @@ use crate::scope::Mode;
 const PHYSICAL: [Step; 12] = [
     Step::Fence,
     Step::Drain,
-    Step::Trash,
     Step::Hide,
+    Step::Trash,
     Step::Delete,
     Step::Verify,
     Step::Sync,
@@ -26,8 +26,8 @@ const PHYSICAL: [Step; 12] = [
 const LOGICAL: [Step; 10] = [
     Step::Fence,
     Step::Drain,
-    Step::Trash,
     Step::Hide,
+    Step::Trash,
     Step::Verify,
     Step::Epoch,
     Step::Marker,
@@ -52,6 +52,7 @@ impl Protocol {
             Some(Mistake::AckBeforeMarker) => shift(Step::Ack, Step::Epoch),
             Some(Mistake::MarkerBeforeDelete) => shift(Step::Marker, Step::Delete),
             Some(Mistake::OpenBeforeAck) => shift(Step::Open, Step::Ack),
+            Some(Mistake::TrashBeforeHide) => shift(Step::Trash, Step::Hide),
             Some(Mistake::NoSync) => plan.retain(|s| *s != Step::Sync),
             Some(Mistake::NoDrain) => plan.retain(|s| *s != Step::Drain),
             _ => {}
@@ -195,17 +196,17 @@ impl Protocol {
                     return None;
                 }
             }
+            Step::Hide => {
+                for value in 0..VALUES {
+                    let gone = self.affected(s, what).contains(&self.owners[value]);
+                    s.daemon.names[value].take_if(|epoch| gone && *epoch < what.generation);
+                }
+            }
             Step::Trash => {
                 let live = |place| place == Place::Live;
                 if let Some((tenant, epoch)) = s.disk.first_dir(self.reach(what), what.generation, live) {
                     s.disk.dirs[tenant][usize::from(epoch)] = Some(Place::Trash(what.generation));
                     done = false;
-                }
-            }
-            Step::Hide => {
-                for value in 0..VALUES {
-                    let gone = self.affected(s, what).contains(&self.owners[value]);
-                    s.daemon.names[value].take_if(|epoch| gone && *epoch < what.generation);
                 }
             }
             Step::Delete => done = self.delete_one(s, what),

@@ -186,8 +186,8 @@ impl Fence {
 pub(super) enum Step {
     Fence,
     Drain,
-    Trash,
     Hide,
+    Trash,
     Delete,
     Verify,
     Sync,
@@ -203,8 +203,8 @@ impl Step {
         match self {
             Step::Fence => "removal.fence",
             Step::Drain => "removal.drain",
-            Step::Trash => "removal.trash",
             Step::Hide => "removal.hide",
+            Step::Trash => "removal.trash",
             Step::Delete => "removal.delete",
             Step::Verify => "removal.verify",
             Step::Sync => "removal.sync",

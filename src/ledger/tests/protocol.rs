@@ -128,6 +128,30 @@ fn a_tenants_acknowledgement_covers_that_tenant_alone() {
     assert_eq!(ledger.poll(storage).unwrap(), pending[1..]);
 }
 
+/// Two ids that look alike would be two requests, and a listing could be made to say anything.
+#[test]
+fn ids_show_what_they_are() {
+    let bench = Bench::new();
+    let ledger = bench.ledger();
+    for bad in [
+        "a b",
+        "a\u{7}",
+        "a\u{9b}",
+        "\u{202e}a",
+        "a\u{200b}",
+        "a\u{2066}b",
+        "\u{feff}a",
+        "a\u{ad}",
+        "a\u{2028}",
+        "",
+    ] {
+        assert_eq!(kind(ledger.submit(&tenant("a"), Physical, Some(bad))), Kind::Invalid, "{bad:?}");
+    }
+    for good in ["x=1", "\u{e4}\u{4e2d}", "a-b_c.d/e:f"] {
+        ledger.submit(&tenant("a"), Physical, Some(good)).unwrap();
+    }
+}
+
 #[test]
 fn acknowledgements_only_go_forward() {
     let bench = Bench::new();

@@ -116,3 +116,78 @@ fn tokens_without_an_answer_are_bounded() {
     }
     assert_eq!(disk.start().known_tokens().len(), limits::OPEN_TOKENS);
 }
+
+/// What is recorded in a file that has no name any more is forgotten by the next start, and another file of its name may
+/// be an older one: neither is answered as recorded. The very file put back, all is as it was.
+#[test]
+fn a_file_that_was_taken_away_takes_no_more_records() {
+    for copied in [false, true] {
+        let bench = Bench::new();
+        let ledger = bench.ledger();
+        ledger.register(bench.storage, &[], Uuid::new_v4()).unwrap();
+        ledger.submit(&tenant("a"), Mode::Physical, Some("kept")).unwrap();
+        let file = StorageFile::open(bench.database()).unwrap();
+        let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        if copied {
+            std::fs::copy(&aside, &path).unwrap();
+        }
+        let refusals = [
+            ledger.submit(&tenant("b"), Mode::Physical, None).map(drop),
+            // The same id again is an answer too.
+            ledger.submit(&tenant("a"), Mode::Physical, Some("kept")).map(drop),
+            file.mark(&tenant("a"), Generation(1)),
+            ledger.ack(bench.storage, &tenant("a"), Generation(1)),
+        ];
+        for refused in refusals {
+            let e = refused.unwrap_err();
+            assert_eq!(e.kind(), Kind::Corrupt, "{e}");
+            let said = e.to_string();
+            assert!(said.contains(path.to_str().unwrap()) && said.contains("taken away"), "{said}");
+        }
+        assert!(!file.covers(&tenant("a"), Generation(1)));
+        if copied {
+            let untouched = std::fs::read(&path).unwrap();
+            assert!(ledger.submit(&tenant("b"), Mode::Physical, None).is_err());
+            assert_eq!(std::fs::read(&path).unwrap(), untouched, "the copy was written to");
+        }
+        std::fs::rename(&aside, &path).unwrap();
+        assert_eq!(generation_of(ledger.submit(&tenant("b"), Mode::Physical, None)), Generation(2));
+        file.mark(&tenant("a"), Generation(1)).unwrap();
+        ledger.ack(bench.storage, &tenant("a"), Generation(1)).unwrap();
+    }
+}
+
+/// Nor is another file taken for it when it is opened anew after an error of the disk.
+#[test]
+fn a_file_is_not_exchanged_by_an_error_of_the_disk() {
+    let bench = Bench::new();
+    let ledger = bench.ledger();
+    ledger.register(bench.storage, &[], Uuid::new_v4()).unwrap();
+    let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+    std::fs::copy(&path, &aside).unwrap();
+    bench.database().faults.plan(0, 1, libc::EIO);
+    ledger.submit(&tenant("a"), Mode::Physical, None).unwrap_err();
+    std::fs::rename(&aside, &path).unwrap();
+    let e = ledger.poll(bench.storage).unwrap_err();
+    assert!(e.to_string().contains("taken away"), "{e}");
+}
+
+/// It goes while a commit is under way: that one may have been recorded, and is not answered as such.
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_file_that_goes_during_a_commit_makes_no_answer() {
+    let bench = Bench::new();
+    let ledger = bench.ledger();
+    ledger.register(bench.storage, &[], Uuid::new_v4()).unwrap();
+    let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+    let from = path.clone();
+    let to = aside.clone();
+    fail::cfg_callback("ledger.submit", move || std::fs::rename(&from, &to).unwrap()).unwrap();
+    let e = ledger.submit(&tenant("a"), Mode::Physical, Some("r")).unwrap_err();
+    assert!(e.to_string().contains("taken away"), "{e}");
+    fail::remove("ledger.submit");
+    std::fs::rename(&aside, &path).unwrap();
+    let again = ledger.submit(&tenant("a"), Mode::Physical, Some("r")).unwrap();
+    assert_eq!((again.fresh, again.request.generation), (false, Generation(1)));
+}

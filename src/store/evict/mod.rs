@@ -7,6 +7,7 @@
 use crate::config::PolicyName;
 
 mod fifo;
+mod kept;
 mod lru;
 
 /// One entry: a slot number of the index. Slots are dense and reused after [`Policy::remove`].
@@ -47,6 +48,11 @@ pub fn new(name: PolicyName) -> Box<dyn Policy> {
     }
 }
 
+/// One that keeps the same order and gives nothing away.
+pub fn keeping_all(name: PolicyName) -> Box<dyn Policy> {
+    Box::new(kept::Kept(new(name)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +86,16 @@ mod tests {
             assert_eq!(any(&*policy), Some(victim), "{name:?}");
             assert_eq!(policy.len(), 3, "a victim stays until it is removed");
         }
+    }
+
+    #[test]
+    fn one_that_keeps_all_has_the_order_and_no_victim() {
+        let mut kept = keeping_all(PolicyName::Lru);
+        [A, B, C].into_iter().for_each(|s| kept.insert(s));
+        kept.touch(A);
+        kept.remove(B);
+        assert_eq!((kept.order(), kept.len()), (vec![C, A], 2));
+        assert_eq!(any(&*kept), None);
     }
 
     #[test]

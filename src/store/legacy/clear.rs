@@ -11,7 +11,6 @@ use crate::error::{Error, Kind, Result};
 use crate::key::Tenant;
 use crate::scope::Scope;
 use crate::store::Store;
-use crate::store::proof::unproven;
 
 impl Attached {
     /// The record of an entry that is one, whether it counts or stands behind another.
@@ -30,9 +29,15 @@ impl Store {
         let Some(attached) = &self.attached else { return Ok(()) };
         let visit = |entry| match entry {
             Entry::Record(_) | Entry::Rejected(Rejected { why: Why::Shadow { .. }, .. }) => Ok(()),
-            Entry::Rejected(Rejected { path, why }) => {
-                Err(unproven(tenant, &attached.tree.shown(&path), &why.to_string()))
-            }
+            Entry::Rejected(Rejected { path, why }) => Err(Error::new(
+                Kind::UnprovenOwnership,
+                format!(
+                    "{} may belong to tenant {tenant} ({why}); nothing was removed: take it away, or give its \
+                         tenant a name with --map-tenant, or hide the tenant's keys instead: --logical, in the control \
+                         file mode=logical",
+                    attached.tree.shown(&path)
+                ),
+            )),
         };
         attached.tree.walk(&visit, &mut |_| {})
     }

@@ -17,7 +17,7 @@ use crate::key::{Key, Tenant};
 use crate::os::{self, Attr, Dir, DirEntry, EntryType};
 use crate::store::jobs::{self, Teller};
 use crate::store::object::is_obstacle;
-use crate::store::trash;
+use crate::store::walkers;
 
 use super::tenant_map::TenantMap;
 
@@ -208,7 +208,7 @@ impl Tree {
         for entry in others {
             walk.reject(&self.fsdir, &[], &entry)?;
         }
-        jobs::run((trash::threads(), &levels), |level, told| walk.upper(level, told), progress).map(drop)
+        jobs::run((walkers::threads(), &levels), |level, told| walk.upper(level, told), progress).map(drop)
     }
 
     /// Opens the record of a storage key; `None` where there is none, or what is there is no record of it.

@@ -16,6 +16,7 @@ use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::key::{Digest, Epoch, Key, RecordKind, Tenant};
 use crate::ledger::Pending;
+use crate::random::Random;
 
 mod attach;
 #[cfg(feature = "failpoints")]
@@ -28,6 +29,7 @@ mod crash;
 mod fsck;
 #[cfg(feature = "failpoints")]
 mod gate;
+mod import;
 mod legacy_tree;
 mod model;
 mod races;
@@ -74,14 +76,19 @@ impl Bench {
         self.dir.path().join("store")
     }
 
-    /// Opens the store; the keeper of the one before may hold its lock for a moment longer.
     fn open(&mut self) {
-        self.store = Some(open_when_free(&self.root(), &self.settings).unwrap());
+        self.store = Some(open_store(&self.root(), &self.settings).unwrap());
     }
 
-    /// Ends without the checkpoint of a clean stop.
+    /// Ends without the checkpoint of a clean stop. The lock is free afterwards: the store's own threads may hold it for
+    /// a moment longer than its owner.
     fn drop_store(&mut self) {
         self.store = None;
+        if let Ok(lock) = std::fs::File::open(self.root().join("lock")) {
+            while !crate::os::lock_exclusive(&lock).unwrap() {
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn reopen(&mut self) {
@@ -141,7 +148,7 @@ fn open_store(root: &Path, settings: &StoreSettings) -> Result<Arc<Store>> {
 /// The same with removals that are pending.
 fn open_pending(root: &Path, settings: &StoreSettings, pending: &[Pending]) -> Result<Arc<Store>> {
     loop {
-        match StoreRoot::lock(root) {
+        match StoreRoot::lock_unjudged(root) {
             Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
             locked => return Store::open(locked?, settings, pending, &mut |_, _| {}),
         }
@@ -249,12 +256,21 @@ fn descend(
 
 /// Allocated bytes of every record file below the store.
 fn disk_bytes(root: &Path) -> u64 {
-    records(root).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+    bytes_below(&root.join("data/t"))
 }
 
-/// Every regular file in a shard: `data/t/<tenant>/<epoch>/hh/hh/<file>`.
+/// Of the records below `data/t` or `data/.trash`.
+fn bytes_below(top: &Path) -> u64 {
+    records_below(top).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+}
+
 fn records(root: &Path) -> Vec<PathBuf> {
-    let mut level = vec![root.join("data/t")];
+    records_below(&root.join("data/t"))
+}
+
+/// Every regular file in a shard: `<tenant>/<epoch>/hh/hh/<file>`, in the trash `<generation>/<tenant@epoch>/...`.
+fn records_below(top: &Path) -> Vec<PathBuf> {
+    let mut level = vec![top.to_owned()];
     for depth in 0..5 {
         let mut next = Vec::new();
         for dir in level {
@@ -278,23 +294,7 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A repeatable source of choices.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
     fn bytes(&mut self, n: usize) -> Vec<u8> {
         let start = self.next();
         (0..n as u64).map(|i| (start.wrapping_add(i * i) >> 3) as u8).collect()

@@ -41,6 +41,26 @@ fn a_data_directory_without_a_format_file_is_refused_and_untouched() {
     assert_eq!(names_in(&dir.path().join("data")), [""; 0]);
 }
 
+/// Its filesystem may not be mounted: an empty one in its place would be a store that lost everything and says nothing.
+#[test]
+fn data_that_is_missing_is_not_made_anew() {
+    let mut bench = Bench::new(StoreSettings::default());
+    let ledger = crate::ledger::LocalLedger::new(Arc::clone(bench.store.as_ref().unwrap().root.ledger()));
+    bench.storage().register_with(&ledger).unwrap();
+    drop(ledger);
+    bench.drop_store();
+    let (data, aside) = (bench.root().join("data"), bench.dir.path().join("aside"));
+    fs::rename(&data, &aside).unwrap();
+    let before = fs::read(bench.root().join("ledger.redb")).unwrap();
+    let e = open_when_free(&bench.root(), &bench.settings).unwrap_err();
+    assert_eq!(e.kind(), Kind::Corrupt, "{e}");
+    assert!(e.to_string().contains("no data"), "{e}");
+    assert!(!data.exists());
+    assert!(fs::read(bench.root().join("ledger.redb")).unwrap() == before);
+    fs::rename(&aside, &data).unwrap();
+    bench.open();
+}
+
 #[test]
 fn a_link_in_place_of_a_managed_directory_is_not_followed() {
     for name in ["data", "data/.staging", "data/.quarantine", "data/t", "data/t/default/0"] {

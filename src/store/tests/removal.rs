@@ -50,6 +50,108 @@ pub(super) fn of(store: &Store, name: &str) -> Vec<Vec<u8>> {
     tree(store).into_keys().filter(|(t, _)| t == name).map(|(_, path)| path).collect()
 }
 
+/// Somebody took a directory of a live store away by hand. A missing directory is an empty one: it holds up no removal,
+/// its own tenant's or a global one.
+#[test]
+fn a_missing_directory_is_an_empty_one() {
+    for (gone, removal) in [("a", global(1)), ("a/0", global(1)), ("a", of_tenant("a", 1))] {
+        let bench = Bench::new(StoreSettings::default());
+        let dir = fill(&bench, "a");
+        fill(&bench, "b");
+        bench.set_tenant_quota(&tenant("a"), Some(1 << 30)).unwrap();
+        std::fs::remove_dir_all(bench.root().join("data/t").join(gone)).unwrap();
+        bench.prove_ownership(&of_tenant("a", 1).scope).unwrap();
+        remove(&bench, &removal);
+        assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0), "{gone}");
+        assert_eq!(names_in(&bench.root().join("data/t/a")), ["1"], "{gone}");
+        let made = std::fs::metadata(bench.root().join("data/t/a")).unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o2750, "{gone}");
+        bench.sound();
+        put_in(&bench, dir, b"value", b"new").unwrap();
+        let mut bench = bench;
+        bench.close_and_reopen();
+        assert_eq!(of(&bench, "a"), [b"value"], "{gone}");
+        assert_eq!(bench.tenant_quota(&tenant("a")).unwrap(), Some(1 << 30), "{gone}");
+    }
+}
+
+/// What cannot be made again is named in full, and the same request goes on once it can.
+#[test]
+fn what_stands_in_the_place_of_a_tenants_directory_is_named() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let top = bench.root().join("data/t/a");
+    std::fs::remove_dir_all(&top).unwrap();
+    std::fs::write(&top, "a file").unwrap();
+    let e = bench.remove(&global(1)).unwrap_err();
+    assert!(e.to_string().contains("data/t/a"), "{e}");
+    assert!(!bench.storage().applied().covers(&global(1).scope, global(1).generation));
+    std::fs::remove_file(&top).unwrap();
+    remove(&bench, &global(1));
+    assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    bench.sound();
+}
+
+/// The proof walks into nothing that is mounted there, and says how to take it away.
+#[test]
+fn a_mount_inside_a_tenant_is_found_before_anything_changes() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let epoch = bench.root().join("data/t/a/0");
+    let beside = bench.dir.path().join("beside");
+    std::fs::create_dir(&beside).unwrap();
+    std::fs::write(beside.join("precious"), "x").unwrap();
+    let before = (tree(&bench), status_of(&bench, "a"));
+    for at in [epoch.clone(), epoch.join(names_in(&epoch).remove(0))] {
+        let bound = std::process::Command::new("mount").arg("--bind").args([&beside, &at]).output();
+        if !bound.is_ok_and(|o| o.status.success()) {
+            eprintln!("skipped: a bind mount needs root");
+            return;
+        }
+        let proven = bench.prove_ownership(&of_tenant("a", 1).scope);
+        assert!(std::process::Command::new("umount").arg(&at).status().unwrap().success());
+        let e = proven.unwrap_err();
+        assert_eq!(e.kind(), Kind::UnprovenOwnership, "{e}");
+        let shown = at.strip_prefix(bench.root()).unwrap().to_str().unwrap().to_owned();
+        assert!(e.to_string().contains(&shown) && e.to_string().contains("umount"), "{e}");
+        assert_eq!((tree(&bench), status_of(&bench, "a")), before);
+    }
+    assert_eq!(names_in(&beside), ["precious"]);
+    remove(&bench, &of_tenant("a", 1));
+    bench.sound();
+}
+
+/// A path is said once.
+#[test]
+fn a_refusal_names_its_path_once() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let epoch = bench.root().join("data/t/a/0");
+    let upper = names_in(&epoch).remove(0);
+    let lower = names_in(&epoch.join(&upper)).remove(0);
+    let stranger = format!("data/t/a/0/{upper}/{lower}/stranger");
+    std::fs::write(bench.root().join(&stranger), "x").unwrap();
+    let said = bench.prove_ownership(&of_tenant("a", 1).scope).unwrap_err().to_string();
+    assert_eq!(said.matches("stranger").count(), 1, "{said}");
+    assert!(said.starts_with(&format!("{stranger} is not proven")), "{said}");
+    assert!(said.contains("--logical"), "{said}");
+}
+
+/// Whoever caches the names may hang: the removal goes on after a while, since nothing of it opens any more.
+#[test]
+fn a_removal_does_not_wait_for_ever_until_its_nodes_are_forgotten() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    let events = bench.subscribe();
+    let begun = std::time::Instant::now();
+    remove(&bench, &of_tenant("a", 1));
+    let took = begun.elapsed();
+    assert!(took >= limits::FORGET_WAIT && took < limits::FORGET_WAIT * 6, "{took:?}");
+    drop(events);
+    assert_eq!(status_of(&bench, "a"), (1, "ready", 0, 0));
+    bench.sound();
+}
+
 #[test]
 fn a_tenants_removal_takes_what_is_the_tenants_and_nothing_else() {
     let mut bench = Bench::new(StoreSettings::default());
@@ -330,6 +432,24 @@ fn a_tenants_removal_is_refused_where_ownership_is_not_proven() {
 }
 
 #[test]
+fn what_takes_the_place_of_a_proven_record_is_looked_into_again() {
+    let bench = Bench::new(StoreSettings::default());
+    fill(&bench, "a");
+    bench.prove_ownership(&Scope::Tenant(tenant("a"))).unwrap();
+    let is_its = |p: &PathBuf| p.to_str().unwrap().contains("/t/a/");
+    let proven = records(&bench.root()).into_iter().find(is_its).unwrap();
+    // The old inode lives on, so that its number is not used again.
+    let _old = std::fs::File::open(&proven).unwrap();
+    std::fs::remove_file(&proven).unwrap();
+    std::fs::write(&proven, "no record").unwrap();
+    remove(&bench, &of_tenant("a", 1));
+    let kept = names_in(&bench.root().join("data/.quarantine"));
+    assert_eq!(kept.len(), 1);
+    assert_eq!(std::fs::read(bench.root().join("data/.quarantine").join(&kept[0])).unwrap(), b"no record");
+    bench.sound();
+}
+
+#[test]
 fn a_logical_removal_hides_now_and_deletes_later() {
     let mut bench = Bench::new(StoreSettings::default());
     fill(&bench, "a");
@@ -393,7 +513,7 @@ fn a_pending_scope_is_not_recovered() {
 
 pub(super) fn open_pending(root: &Path, pending: &[Pending]) -> Arc<Store> {
     for _ in 0..1_000_000 {
-        match StoreRoot::lock(root) {
+        match StoreRoot::lock_unjudged(root) {
             Err(e) if e.kind() == Kind::Locked => std::thread::yield_now(),
             locked => {
                 let settings = StoreSettings::default();
@@ -432,8 +552,12 @@ fn epoch_directories_are_judged_by_the_markers() {
     assert_eq!(of(&bench, "a"), [b""; 0], "an older record came back");
     bench.drop_store();
     std::fs::create_dir(bench.root().join("data/t/a/5")).unwrap();
+    let ledger = || std::fs::read(bench.root().join("ledger.redb")).unwrap();
+    let (before, beside) = (ledger(), names_in(&bench.root()));
     let refused = open_store(&bench.root(), &StoreSettings::default()).unwrap_err();
     assert_eq!(refused.kind(), Kind::Corrupt);
+    assert!(ledger() == before, "a refused start changed the ledger");
+    assert_eq!(names_in(&bench.root()), beside, "a refused start made or took a file");
     assert!(refused.to_string().contains("data/t/a/5"), "{refused}");
     // A removal that nobody knows any more has left this: what it has yet to delete would be its last trace.
     std::fs::remove_dir(bench.root().join("data/t/a/5")).unwrap();
@@ -444,6 +568,7 @@ fn epoch_directories_are_judged_by_the_markers() {
     assert_eq!(refused.kind(), Kind::Corrupt);
     assert!(refused.to_string().contains("data/.trash/6/a@4.1"), "{refused}");
     assert_eq!(names_in(&forgotten), ["a@4.1"], "nothing was deleted");
+    assert!(ledger() == before, "a refused start changed the ledger");
 }
 
 /// Others find room at once, also where the quota was full of what is being removed.

@@ -15,9 +15,9 @@ use crate::os::RenameHow;
 const STEPS: [&str; 11] = [
     "removal.fence",
     "removal.drain",
+    "removal.hide",
     "removal.trash",
     "removal.trashed",
-    "removal.hide",
     "removal.delete",
     "removal.verify",
     "removal.sync",
@@ -75,6 +75,13 @@ fn a_failed_step_leaves_the_scope_closed_and_counted_and_can_be_repeated() {
             let now = status_of(store, "a");
             assert_eq!((now.2, now.3), (a.2, a.3), "{step}");
             assert_eq!(now.1, "failed", "{step}");
+            if !["removal.fence", "removal.drain", "removal.hide"].contains(&step) {
+                assert_eq!(of(store, "a"), [b""; 0], "{step}: a removed key is in sight");
+            }
+            if ["removal.trash", "removal.trashed", "removal.delete"].contains(&step) {
+                let on_disk = disk_bytes(store.path()) + bytes_below(&store.path().join("data/.trash"));
+                assert_eq!(store.usage(None).0, on_disk, "{step}");
+            }
             let dir = store.tenant_node(&tenant("a")).unwrap();
             assert_eq!(put_in(store, dir, b"k", b"v").unwrap_err().kind(), Kind::Busy, "{step}");
             assert_eq!(store.check(), [""; 0], "{step}");
@@ -123,6 +130,43 @@ fn a_crash_at_any_step_is_followed_by_the_same_removal() {
             assert_removed(&store, &removal, step);
         }
     }
+}
+
+/// The same between the marker and the counters of a logical one: what is in the trash is counted until it is deleted.
+#[test]
+fn a_logical_removal_that_fails_at_its_counters_goes_on_counting_the_trash() {
+    let rig = rig();
+    let store = &rig.bench;
+    let removal = Pending { mode: crate::scope::Mode::Logical, ..of_tenant("a", 1) };
+    fail::cfg("removal.counters", "return").unwrap();
+    store.remove(&removal).unwrap_err();
+    fail::remove("removal.counters");
+    assert!(store.storage().applied().covers(&removal.scope, removal.generation));
+    // The agent has only the acknowledgement left to make.
+    store.open_scope(&removal.scope, removal.generation).unwrap();
+    assert_eq!(status_of(store, "a"), (1, "ready", 0, 0));
+    let in_trash = bytes_below(&store.path().join("data/.trash"));
+    assert!(in_trash > 0);
+    assert_eq!(store.usage(None).0, disk_bytes(store.path()) + in_trash);
+    assert_eq!(store.check(), [""; 0]);
+    store.collect_trash().unwrap();
+    assert_sound(store);
+}
+
+/// An attempt that gets nowhere leaves no directory of its generation behind.
+#[test]
+fn failed_attempts_leave_no_empty_directories() {
+    let rig = rig();
+    let store = &rig.bench;
+    let trash = store.path().join("data/.trash");
+    std::fs::create_dir(trash.join("1")).unwrap();
+    fail::cfg("removal.trash", "return").unwrap();
+    for generation in 2..5 {
+        store.remove(&of_tenant("a", generation)).unwrap_err();
+    }
+    fail::remove("removal.trash");
+    store.remove(&of_tenant("a", 5)).unwrap();
+    assert_eq!(names_in(&trash), [""; 0]);
 }
 
 /// Some records could not be deleted: nothing is acknowledged, zeroed or forgotten.
@@ -255,6 +299,37 @@ fn other_tenants_go_on_during_a_removal() {
         store.open_scope(&of_tenant("a", 1).scope, of_tenant("a", 1).generation).unwrap();
         assert_sound(&store);
     }
+}
+
+/// The quota fills up while another tenant's removal hangs: what must go goes, from those that are open.
+#[test]
+fn eviction_goes_on_during_another_tenants_stalled_removal() {
+    let mut settings = StoreSettings::default();
+    settings.quota.size_bytes = Some(1 << 20);
+    let bench = Bench::new(settings);
+    let _scenario = FailScenario::setup();
+    let store = Arc::clone(&bench);
+    fill(&store, "a");
+    let b = store.make_tenant(b"b", 0o755, 0, 0).unwrap();
+    let a_before = status_of(&store, "a");
+    let stall = Stall::at("removal.delete");
+    let remover = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || store.remove(&of_tenant("a", 1))
+    });
+    stall.came.recv().unwrap();
+    for n in 0..40_u8 {
+        put_in(&store, b, &[b'k', n], &[n; 65536]).unwrap();
+    }
+    assert!(store.counters.evicted_keys() >= 20, "{}", store.counters.evicted_keys());
+    assert_eq!(read(&store, store.child(b, &[b'k', 39]).unwrap()).unwrap(), [39; 65536]);
+    let a = status_of(&store, "a");
+    assert_eq!((a.1, a.2, a.3), ("removing", a_before.2, a_before.3), "eviction took what is being removed");
+    assert_eq!(store.check(), [""; 0]);
+    stall.release();
+    remover.join().unwrap().unwrap();
+    store.open_scope(&of_tenant("a", 1).scope, of_tenant("a", 1).generation).unwrap();
+    assert_sound(&store);
 }
 
 /// A store that is being closed does not wait for a long deletion; the next start goes on with it.

@@ -2,24 +2,10 @@
 
 use crate::format::legacy::{Place, StorageKey};
 use crate::format::legacy::{canonical_path, fits, head, locate_bytes, path, write};
+use crate::random::Random;
 
-/// SplitMix64: the same numbers on every machine.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn bytes(&mut self, most: usize) -> Vec<u8> {
+impl Random {
+    fn up_to(&mut self, most: usize) -> Vec<u8> {
         let n = self.below(most + 1);
         (0..n).map(|_| self.next() as u8).collect()
     }
@@ -32,7 +18,7 @@ impl Numbers {
 
     fn record(&mut self) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let most = [4, 40, 700][self.below(3)];
-        let (mut key, value) = (self.bytes(most), self.bytes(most));
+        let (mut key, value) = (self.up_to(most), self.up_to(most));
         key.push(b'k');
         let mut bytes = Vec::new();
         write(&mut bytes, &StorageKey::new(&key[..]).unwrap(), &mut &value[..], value.len() as u64).unwrap();
@@ -90,7 +76,7 @@ fn first_reader(bytes: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn what_is_written_is_found() {
-    let mut numbers = Numbers(1);
+    let mut numbers = Random(1);
     for round in 0..4000 {
         let (key, value, bytes) = numbers.record();
         assert_eq!(first_reader(&bytes), Some((key.clone(), value.clone())), "round {round}");
@@ -101,7 +87,7 @@ fn what_is_written_is_found() {
 
 #[test]
 fn damage_is_never_a_panic_and_never_another_reading() {
-    let mut numbers = Numbers(2);
+    let mut numbers = Random(2);
     let mut refused = 0;
     for round in 0..60_000 {
         let (_, _, mut bytes) = numbers.record();
@@ -111,7 +97,7 @@ fn damage_is_never_a_panic_and_never_another_reading() {
             let at = numbers.below(reach.max(1)).min(bytes.len());
             match numbers.below(6) {
                 0 => bytes.truncate(at),
-                1 => bytes.extend(numbers.bytes(12)),
+                1 => bytes.extend(numbers.up_to(12)),
                 2 => bytes.insert(at, numbers.nasty()),
                 3 if at < bytes.len() => drop(bytes.remove(at)),
                 4 if at < bytes.len() => bytes[at] = numbers.nasty(),
@@ -128,7 +114,7 @@ fn damage_is_never_a_panic_and_never_another_reading() {
 
 #[test]
 fn noise_is_never_a_panic_and_never_another_reading() {
-    let mut numbers = Numbers(3);
+    let mut numbers = Random(3);
     let mut read = 0;
     for round in 0..200_000 {
         let n = numbers.below(24);
@@ -155,10 +141,10 @@ fn every_short_record_of_the_awkward_bytes_is_read_alike() {
 
 #[test]
 fn every_path_is_a_place_that_binds_its_key() {
-    let mut numbers = Numbers(4);
+    let mut numbers = Random(4);
     for round in 0..20_000 {
         let most = [3, 20, 300][numbers.below(3)];
-        let key = numbers.bytes(most);
+        let key = numbers.up_to(most);
         let canonical = Place::parse(canonical_path(&key).as_bytes());
         assert!(canonical.is_some_and(|place| place.binds(&key)), "round {round}");
         let legacy = Place::parse(&path(&key));
