@@ -195,6 +195,10 @@ mod tests {
             &["mount", "/s", "/m", "--uid", "4294967295"],
             &["mount", "/s", "/m", "--high-watermark", "80", "--low-watermark", "90"],
             &["mount", "/s", "/m", "--checksum", "maybe"],
+            &["mount", "/s", "/m", "--map-tenant", "a=b"],
+            &["mount", "/s", "/m", "--legacy-fsdir", "records"],
+            &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a"],
+            &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a=b", "--map-tenant", "a=c"],
             &["mount", "/s", "/m", "--coordinator", "local"],
             &["mount", "/s", "/m", "-o", "bogus"],
             &["mount", "/s", "/m", "-o", "size"],
@@ -246,6 +250,21 @@ mod tests {
         assert_eq!((mount.file_mode, mount.dir_mode), (Some(0o640), Some(0o750)));
         assert!(mount.allow_other);
         assert_eq!(mount.kernel_options, ["nosuid", "ro", "noatime"]);
+    }
+
+    #[test]
+    fn a_legacy_directory_reaches_the_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        let list = format!("attach_legacy={},map_tenant=team:1=a,legacy_fsdir=records", path.display());
+        let daemon = parsed(&["mount", "-o", &list, "/s", "/m", "--map-tenant", "b=c"]).unwrap().daemon_argv;
+        let argv = std::iter::once(OsString::from("fencefs")).chain(daemon).collect();
+        let Command::Mount(args) = parse(argv).unwrap().cli.command else { panic!("not a mount") };
+        let attach = args.attach(std::path::Path::new("/m")).unwrap().unwrap();
+        assert_eq!((&attach.dir, attach.fsdir.to_str()), (&path, Some("records")));
+        assert_eq!(attach.tenants, ["b=c", "team:1=a"]);
+        assert!(args.attach(&path).is_err() && args.attach(&path.join("records/m")).is_err());
+        assert_eq!(mount_args(&["mount", "/s", "/m"]).attach(&path).unwrap(), None);
     }
 
     #[test]

@@ -57,11 +57,11 @@ pub(super) struct MountArgs {
     /// Serve a Mooncake file-per-key directory in place; keys move into the store as they are rewritten
     #[arg(long, value_name = "DIR", help_heading = LEGACY)]
     attach_legacy: Option<PathBuf>,
-    /// The directory of records in it
-    #[arg(long, value_name = "NAME", default_value = legacy::FSDIR, requires = "attach_legacy", help_heading = LEGACY)]
-    legacy_fsdir: PathBuf,
+    /// The directory of records in it [default: file_per_key_dir]
+    #[arg(long, value_name = "NAME", help_heading = LEGACY)]
+    legacy_fsdir: Option<PathBuf>,
     /// Show the keys of Mooncake's tenant OLD as those of NEW; may be given more than once
-    #[arg(long, value_name = "OLD=NEW", requires = "attach_legacy", help_heading = LEGACY)]
+    #[arg(long, value_name = "OLD=NEW", help_heading = LEGACY)]
     map_tenant: Vec<OsString>,
 
     /// How long a change waits for a tenant that is being removed
@@ -168,6 +168,13 @@ impl MountArgs {
 
     /// Refuses values that are right alone and wrong together.
     pub(super) fn check(&self) -> Result<()> {
+        // Not by the parser: a part of this may be in `-o`, and the rest not.
+        if self.attach_legacy.is_none() && (self.legacy_fsdir.is_some() || !self.map_tenant.is_empty()) {
+            return Err(Error::new(
+                Kind::Invalid,
+                "--legacy-fsdir and --map-tenant say something of --attach-legacy, which is not there",
+            ));
+        }
         TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
         self.quota.quota().map(drop)
     }
@@ -178,14 +185,18 @@ impl MountArgs {
         let Some(given) = &self.attach_legacy else { return Ok(None) };
         let cannot = format!("cannot attach {}", given.display());
         let dir = given.canonicalize().map_err(|e| Error::os(cannot.clone(), e))?;
-        let inside = dir.join(&self.legacy_fsdir);
-        let is_itself = dir.ends_with(&self.legacy_fsdir) && !inside.is_dir();
+        let fsdir = self.legacy_fsdir.clone().unwrap_or_else(|| legacy::FSDIR.into());
+        let inside = dir.join(&fsdir);
+        let is_itself = dir.ends_with(&fsdir) && !inside.is_dir();
         let records = if is_itself { &dir } else { &inside };
         if records.starts_with(mountpoint) || mountpoint.starts_with(records) {
             let why = "the mountpoint and it are inside one another (use another mountpoint)";
             return Err(Error::new(Kind::Invalid, format!("{cannot}: {why}")));
         }
-        let (fsdir, tenants) = (self.legacy_fsdir.clone(), self.map_tenant.clone());
+        // What stands in `-o` reaches a daemon in both ways.
+        let mut tenants = self.map_tenant.clone();
+        tenants.sort_unstable();
+        tenants.dedup();
         Ok(Some(AttachLegacy { dir, fsdir, tenants }))
     }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fail::FailScenario;
 
@@ -165,11 +165,15 @@ fn a_replacement_that_fails_leaves_the_old_value_or_the_new_one() {
 
 /// Store and directory as they are at a step: what was visible survives the crash.
 fn crashed_at(rig: &Rig, step: &'static str, run: impl FnOnce(&Store)) -> TempDir {
+    crashed_after(rig, step, 0, run)
+}
+
+fn crashed_after(rig: &Rig, step: &'static str, times_before: usize, run: impl FnOnce(&Store)) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (store, legacy, to) = (rig.bench.root(), rig.dir.path().to_owned(), dir.path().to_owned());
-    let copied = AtomicBool::new(false);
+    let seen = AtomicUsize::new(0);
     let copy = move || {
-        if copied.swap(true, Ordering::SeqCst) {
+        if seen.fetch_add(1, Ordering::SeqCst) != times_before {
             return;
         }
         for (from, name) in [(&store, "store"), (&legacy, "legacy")] {
@@ -214,6 +218,38 @@ fn a_crash_at_any_step_of_a_migration_leaves_one_value_and_no_rest() {
             assert_eq!(left.len(), if moved { 2 } else { 3 }, "{step}: no copy is left behind another");
             sound_with(&store, &left);
             assert_eq!(of(&store, "a"), [&b"one"[..], b"sub", b"sub/two"]);
+        }
+    }
+}
+
+/// Of several files of a key the one that counts goes last: what is cut short brings no older value up.
+#[test]
+fn a_crash_in_an_unlink_brings_no_older_copy_up() {
+    let remove: fn(&Store) = |s| s.unlink(default_dir(s), b"k").unwrap();
+    let evict: fn(&Store) = |s| {
+        s.evict(id_of(s, "default", b"k"), crate::store::room::Reason::Command).unwrap();
+    };
+    let replace_and_evict: fn(&Store) = |s| {
+        fail::cfg("retire.begin", "return").unwrap();
+        s.migrate(id_of(s, "default", b"k")).unwrap();
+        fail::remove("retire.begin");
+        s.evict(id_of(s, "default", b"k"), crate::store::room::Reason::Command).unwrap();
+    };
+    for (what, run) in [("unlink", remove), ("evict", evict), ("replace and evict", replace_and_evict)] {
+        for times_before in 0..2 {
+            let dir = Written::new();
+            dir.record(Layout::Legacy, b"default\0k", b"newer");
+            dir.record(Layout::Legacy, b"k", b"older");
+            let bench = Bench::new(attaching(dir.path(), &[]));
+            let rig = Rig { bench, dir, _scenario: FailScenario::setup() };
+            let crashed = crashed_after(&rig, "retire.unlinked", times_before, run);
+            let store = open_crashed(&crashed, &[]);
+            let found = get_of(&store, "default", b"k");
+            assert_ne!(found.as_deref(), Some(&b"older"[..]), "{what}, after {times_before}");
+            sound_with(&store, &files(&crashed.path().join("legacy")));
+            drop(store);
+            assert_eq!(get_of(&rig.bench, "default", b"k"), None);
+            assert!(files(rig.dir.path()).is_empty());
         }
     }
 }
