@@ -12,6 +12,7 @@ use super::legacy_tree::Written;
 use super::removal::{global, of, of_tenant};
 use super::*;
 use crate::config::Durability;
+use crate::format::legacy::StorageKey;
 use crate::store::legacy::Layout;
 
 struct Rig {
@@ -219,6 +220,35 @@ fn a_crash_at_any_step_of_a_migration_leaves_one_value_and_no_rest() {
             sound_with(&store, &left);
             assert_eq!(of(&store, "a"), [&b"one"[..], b"sub", b"sub/two"]);
         }
+    }
+}
+
+/// Eviction of everything, in the middle of a transaction, leaves the pair of that transaction.
+#[test]
+fn eviction_leaves_the_pair_of_a_running_transaction() {
+    let replace: fn(&Arc<Store>) = |s| {
+        let at = s.tenant_node(&tenant("a")).unwrap();
+        put_in(s, at, b"one", b"second").unwrap();
+    };
+    let migrate: fn(&Arc<Store>) = |s| s.migrate(id_of(s, "a", b"one")).unwrap();
+    for (step, run) in [("publish.sync", replace), ("migrate.reserve", migrate)] {
+        let rig = rig(Durability::Fsync);
+        let path = Layout::Legacy.path(&StorageKey::new(&b"a\0one"[..]).unwrap()).unwrap();
+        let (store, path, met) = (Arc::clone(&rig.bench), rig.dir.at(&path), Arc::new(AtomicUsize::new(0)));
+        let evict = {
+            let met = Arc::clone(&met);
+            move || {
+                store.evict_down_to(0, None, crate::store::room::Reason::Command);
+                met.store(1 + usize::from(path.exists()), Ordering::SeqCst);
+            }
+        };
+        fail::cfg_callback(step, evict).unwrap();
+        run(&rig.bench);
+        fail::remove(step);
+        assert_eq!(met.load(Ordering::SeqCst), 2, "{step}: the legacy file was evicted");
+        assert_eq!(rig.bench.usage(None).1, 1, "{step}: everything else went");
+        assert!(get_of(&rig.bench, "a", b"one").is_some(), "{step}");
+        sound_with(&rig.bench, &files(rig.dir.path()));
     }
 }
 
