@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::harness::wait_until;
-use crate::harness::{Mount, each};
+use crate::harness::{Mount, each, fencefs, wait_until};
 use crate::removals::{
     Bystander, Control, OWNER, PATIENCE, assert_counters_equal_the_disk, assert_empty, each_evicting, epoch,
     generation, is_empty_dir, query, remove, requests, tenant, two_tenants, wait_complete,
@@ -266,4 +266,31 @@ fn an_acknowledged_physical_removal_has_left_the_disk() {
 #[track_caller]
 fn fencefs_pin(m: &Mount) {
     crate::harness::fencefs(["pin".into(), m.mnt.join("a/k1")]).ok();
+}
+
+/// Others use the store without a pause: the removal gets through all the same.
+#[test]
+fn a_removal_ends_while_others_never_rest() {
+    each(|m| {
+        two_tenants(m);
+        m.shell("mkdir -p $R/a/many; for i in $(seq 600); do echo v > $R/a/many/$i; done").ok();
+        let (stop, key) = (AtomicBool::new(false), m.mnt.join("b/busy"));
+        let m = &*m;
+        std::thread::scope(|scope| {
+            let puts = scope.spawn(|| {
+                let mut puts = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    fs::write(&key, "again").unwrap();
+                    puts += 1;
+                }
+                puts
+            });
+            let mnt = m.mnt.to_str().unwrap();
+            let removed = fencefs(["remove-all", mnt, "--tenant", "a", "--timeout", "60s"]);
+            stop.store(true, Ordering::Relaxed);
+            removed.ok();
+            assert!(puts.join().unwrap() > 0);
+        });
+        assert_empty(m, "a");
+    });
 }

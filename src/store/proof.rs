@@ -47,7 +47,9 @@ impl EpochDir<'_> {
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<Error>> = Mutex::new(None);
         walkers.run(|walker| {
-            while let Some(entry) = uppers.get(next.fetch_add(1, Ordering::Relaxed)) {
+            loop {
+                walker.make_way(|| next.load(Ordering::Relaxed) >= uppers.len());
+                let Some(entry) = uppers.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                 if let Err(e) = self.upper(entry, walker, visitor) {
                     failed.lock().get_or_insert(e);
                 }
@@ -56,7 +58,7 @@ impl EpochDir<'_> {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
-    fn upper(&self, entry: &DirEntry, walker: &mut Walker<'_>, visitor: &impl Visitor) -> Result<()> {
+    fn upper(&self, entry: &DirEntry, walker: &Walker<'_>, visitor: &impl Visitor) -> Result<()> {
         let name = entry.name.as_slice();
         if entry.kind != EntryType::Dir || !layout::is_shard_level(name) {
             return visitor.stranger(self.dir, name, self.shown, "it is no shard directory");

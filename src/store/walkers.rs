@@ -58,15 +58,21 @@ impl<'a> Walkers<'a> {
 }
 
 impl Walker<'_> {
-    /// Before each step: [`Kind::Busy`] once the walk is to end. Waits while this thread is to make way.
-    pub(super) fn go_on(&mut self) -> Result<()> {
-        loop {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::new(Kind::Busy, "the store is being closed"));
-            }
+    /// Before each step: [`Kind::Busy`] once the walk is to end.
+    pub(super) fn go_on(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Busy, "the store is being closed"));
+        }
+        Ok(())
+    }
+
+    /// Before a job is taken, never with one in hand, which nobody else would do: waits while this thread is to make
+    /// way, until the jobs are `over`.
+    pub(super) fn make_way(&mut self, over: impl Fn() -> bool) {
+        while self.go_on().is_ok() && !over() {
             let uses = self.others.map_or(0, Counters::uses);
             if uses == std::mem::replace(&mut self.uses, uses) {
-                return Ok(());
+                return;
             }
             std::thread::sleep(limits::MAKE_WAY);
         }
@@ -87,6 +93,11 @@ pub(super) fn threads() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::atomic::AtomicUsize;
+
+    use parking_lot::Mutex;
+
     use super::*;
 
     #[test]
@@ -94,14 +105,41 @@ mod tests {
         let (stop, counters) = (AtomicBool::new(false), Counters::default());
         let mut first = Walker { stop: &stop, others: None, uses: 0 };
         let mut second = Walker { stop: &stop, others: Some(&counters), uses: 0 };
-        second.go_on().unwrap();
+        let asked = std::cell::Cell::new(0);
+        let never = || {
+            asked.set(asked.get() + 1);
+            false
+        };
+        second.make_way(never);
         counters.hits.fetch_add(1, Ordering::Relaxed);
-        first.go_on().unwrap();
-        assert!(second.uses != counters.uses());
-        second.go_on().unwrap();
-        assert_eq!(second.uses, counters.uses(), "it has waited until there was no more of it");
+        first.make_way(never);
+        assert_eq!(asked.take(), 2, "neither waits");
+        second.make_way(never);
+        assert_eq!(asked.take(), 2, "it looks again after a pause");
         stop.store(true, Ordering::Relaxed);
         assert_eq!(first.go_on().unwrap_err().kind(), Kind::Busy);
-        assert_eq!(second.go_on().unwrap_err().kind(), Kind::Busy);
+    }
+
+    /// The store is used all the time: one thread does everything, and the other ends with it.
+    #[test]
+    fn a_thread_that_makes_way_holds_no_job() {
+        let (stop, counters) = (AtomicBool::new(false), Counters::default());
+        let walkers = Walkers { threads: 2, stop: &stop, others: Some(&counters) };
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
+        walkers.run(|walker| {
+            loop {
+                walker.make_way(|| {
+                    counters.hits.fetch_add(1, Ordering::Relaxed);
+                    next.load(Ordering::Relaxed) >= 100
+                });
+                let job = next.fetch_add(1, Ordering::Relaxed);
+                if job >= 100 {
+                    break;
+                }
+                assert!(walker.others.is_none(), "it was to make way");
+                done.lock().insert(job);
+            }
+        });
+        assert_eq!(done.into_inner().len(), 100);
     }
 }
