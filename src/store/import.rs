@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use super::fill::implied_dir;
 use super::index::{Index, NodeId, Usage};
-use super::legacy::{Entry, Found, Layout, Tree, Why};
-use super::writer::{Owner, Staged};
+use super::legacy::{Entry, Found, Layout, Tree, Why, copy_span};
+use super::writer::Owner;
 use super::{Store, jobs};
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
@@ -26,8 +26,6 @@ use crate::os::{self, Attr, SetTime, Timespec};
 
 /// What the smallest record allocates, as far as room is foreseen.
 const BLOCK_BYTES: u64 = 4096;
-/// Permission bits that a value keeps.
-const MODE_BITS: u32 = 0o777;
 
 /// What to do besides copying.
 #[derive(Debug, Clone, Copy, Default)]
@@ -115,14 +113,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, Option<u64>);
 /// [`Kind::NoSpace`], [`Kind::TenantQuota`] where it does not fit beside what is there; [`Kind::Busy`] while a tenant of
 /// it is being removed; what the disk says, with the path. What was copied by then stays.
 pub fn import(store: &Arc<Store>, tree: &Tree, options: Options, progress: Progress<'_>) -> Result<Summary> {
-    let import = Import {
-        store,
-        tree,
-        options,
-        as_root: rustix::process::geteuid().is_root(),
-        findings: Mutex::default(),
-        counts: Counts::default(),
-    };
+    let import = Import { store, tree, options, findings: Mutex::default(), counts: Counts::default() };
     let rows = import.plan(progress)?;
     import.see_that_it_fits(&rows)?;
     let done = import.make_tenants(&rows).and_then(|()| import.copy_all(&rows, progress));
@@ -157,7 +148,6 @@ struct Import<'a> {
     store: &'a Arc<Store>,
     tree: &'a Tree,
     options: Options,
-    as_root: bool,
     findings: Mutex<Vec<Finding>>,
     counts: Counts,
 }
@@ -223,7 +213,7 @@ impl Import<'_> {
     /// Makes the tenants that are missing. Who may enter the directory may enter theirs.
     fn make_tenants(&self, rows: &[Row]) -> Result<()> {
         let attr = self.tree.fsdir().attr()?;
-        let Owner { mode, uid, gid } = self.owner_of(&attr);
+        let Owner { mode, uid, gid } = self.store.owner_here(&attr);
         let mut seen = BTreeSet::new();
         for row in rows {
             let (tenant, _) = self.owner(row)?;
@@ -234,15 +224,6 @@ impl Import<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Owner and mode here of what has them there. Only root gives files away.
-    fn owner_of(&self, attr: &Attr) -> Owner {
-        let (uid, gid) = match self.as_root {
-            true => (attr.uid, attr.gid),
-            false => (self.store.daemon_uid, self.store.daemon_gid),
-        };
-        Owner { mode: attr.mode & MODE_BITS, uid, gid }
     }
 
     fn copy_all(&self, rows: &[Row], progress: Progress<'_>) -> Result<()> {
@@ -303,10 +284,11 @@ impl Import<'_> {
         let more = Usage { bytes: allocated(found.value.bytes), keys: u64::from(standing.is_none()) };
         self.store.fits_beside_all(Some(&home), more).map_err(no_room)?;
         let (parent, name) = self.store.place_of_key(&tenant, &key)?;
-        let mut staged = self.store.stage(parent, &name, RecordKind::File, self.owner_of(&found.attr))?;
+        let mut staged =
+            self.store.stage(parent, &name, RecordKind::File, self.store.owner_here(&found.attr))?;
         staged.pinned = standing.as_ref().is_some_and(|there| there.pinned);
         step!("import.copy");
-        let whole = copy(&file, found.value, &staged)?;
+        let whole = copy_span(&file, found.value, staged.file(), staged.passing().map(|p| &**p))?;
         if !whole || !is_as_it_was(&os::stat(&file)?, &found.attr) {
             return self.tell(row, What::Changed);
         }
@@ -413,40 +395,4 @@ fn same(from: &File, span: Span, there: &File) -> Result<bool> {
         done += n as u64;
     }
     Ok(true)
-}
-
-/// Copies a stretch of a file to a value that is being written; false where the file ends before.
-fn copy(from: &File, span: Span, staged: &Staged) -> Result<bool> {
-    let (to, mut done) = (staged.file(), 0);
-    // The kernel copies by itself where it can, unless the bytes must pass by for their checksum.
-    while staged.passing().is_none() && done < span.bytes {
-        let rest = (span.bytes - done).min(1 << 30) as usize;
-        match os::copy_range(from, span.offset + done, to, done, rest) {
-            Ok(0) => return Ok(false),
-            Ok(n) => done += n as u64,
-            Err(e) if cannot_copy(&e) => break,
-            Err(e) => return Err(e),
-        }
-    }
-    let mut buffer = vec![0; (span.bytes - done).min(limits::SUM_BUFFER_BYTES as u64) as usize];
-    while done < span.bytes {
-        let most = (span.bytes - done).min(buffer.len() as u64) as usize;
-        let n = match from.read_at(&mut buffer[..most], span.offset + done) {
-            Ok(0) => return Ok(false),
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(Error::os("cannot read", e)),
-        };
-        if let Some(passing) = staged.passing() {
-            passing.passed(done, &buffer[..n]);
-        }
-        to.write_all_at(&buffer[..n], done).map_err(|e| Error::os("cannot write the copy", e))?;
-        done += n as u64;
-    }
-    Ok(true)
-}
-
-/// Whether the kernel cannot copy between these two files by itself.
-fn cannot_copy(e: &Error) -> bool {
-    matches!(e.errno(), libc::EXDEV | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM)
 }

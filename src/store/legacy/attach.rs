@@ -31,6 +31,7 @@ use crate::store::index::Usage;
 use crate::store::object::{Found as InStore, Place};
 use crate::store::root::{self, StoreRoot};
 use crate::store::tenants::Home;
+use crate::store::writer::Owner;
 
 /// Rejected entries that a start names in the log, one a line.
 const TOLD_REJECTED: u64 = 100;
@@ -263,10 +264,8 @@ impl Store {
             known => return known,
         }
         let attr = attached.tree.fsdir().attr()?;
-        // Only root gives away what it makes.
-        let may_give = self.daemon_uid == 0;
-        let (uid, gid) = if may_give { (attr.uid, attr.gid) } else { (self.daemon_uid, self.daemon_gid) };
-        match self.make_tenant(tenant.as_str().as_bytes(), attr.mode & 0o777, uid, gid) {
+        let Owner { mode, uid, gid } = self.owner_here(&attr);
+        match self.make_tenant(tenant.as_str().as_bytes(), mode, uid, gid) {
             // Another thread met one of its records.
             Err(e) if e.kind() == Kind::Exists => {}
             made => drop(made?),

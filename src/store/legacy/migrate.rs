@@ -12,13 +12,12 @@
 //! The key keeps its place in the eviction order, and neither copy is evicted meanwhile.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::attach::Attached;
+use super::copy::copy_span;
 use super::tree::Found;
-use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{self, Record};
 use crate::key::RecordKind;
@@ -74,14 +73,25 @@ impl Store {
         (staged, name): (&File, &str),
         (id, home, place): (NodeId, &Arc<Home>, &Place),
     ) -> Result<bool> {
-        self.with_room(|| copy_span(source, found, staged))?;
+        let passing = content::passing(self);
+        let copy = || {
+            // Not the first attempt, maybe.
+            os::truncate(staged, 0)?;
+            if let Some(passing) = &passing {
+                passing.cut(0);
+            }
+            copy_span(source, found.value, staged, passing.as_deref())
+        };
+        if !self.with_room(copy)? {
+            return Err(Error::new(Kind::Corrupt, "the legacy record was cut while it was copied"));
+        }
         let record = Record {
             kind: RecordKind::File,
             editing: false,
             pinned: false,
             epoch: home.epoch,
             payload_bytes: found.value.bytes,
-            checksum: if self.keeps_checksums() { Some(content::read_sum(staged)?.0) } else { None },
+            checksum: passing.and_then(|p| p.sum(found.value.bytes)),
             tenant: home.tenant.clone(),
             key: place.key.clone(),
             origin: None,
@@ -126,27 +136,6 @@ impl Store {
 fn is_same(a: &Found, b: &Found) -> bool {
     let of = |f: &Found| (f.attr.dev, f.attr.ino, f.attr.size_bytes, f.attr.mtime, f.value);
     of(a) == of(b)
-}
-
-/// Copies the value: the two files may be on different filesystems.
-fn copy_span(source: &File, found: &Found, staged: &File) -> Result<()> {
-    os::truncate(staged, 0)?;
-    let mut buf = vec![0; limits::SUM_BUFFER_BYTES];
-    let mut at = 0;
-    while at < found.value.bytes {
-        let wanted = (found.value.bytes - at).min(buf.len() as u64) as usize;
-        match source.read_at(&mut buf[..wanted], found.value.offset + at) {
-            Ok(0) => return Err(Error::new(Kind::Corrupt, "the legacy record was cut while it was copied")),
-            Ok(n) => {
-                let written = staged.write_all_at(&buf[..n], at);
-                written.map_err(|e| Error::os("cannot copy a legacy record into the store", e))?;
-                at += n as u64;
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Error::os("cannot read a legacy record", e)),
-        }
-    }
-    Ok(())
 }
 
 fn copy_attributes(source: &File, found: &Found, staged: &File) -> Result<()> {

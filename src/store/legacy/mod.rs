@@ -3,6 +3,7 @@
 
 mod attach;
 mod clear;
+mod copy;
 mod migrate;
 mod retire;
 mod serve;
@@ -12,6 +13,7 @@ pub mod tree;
 
 pub use attach::AttachedStatus;
 pub(super) use attach::{Attached, attach};
+pub(super) use copy::copy_span;
 pub use serve::Value;
 pub(super) use shadows::Outside;
 pub use tenant_map::{TenantMap, TenantRule};
