@@ -150,13 +150,14 @@ impl Store {
         let tops = self.tops();
         // Nothing is admitted from here on, and what was admitted is done.
         let held = tops.iter().try_for_each(|(_, home)| home.fence.hold());
+        // With a checkpoint or without: what counts as verified from now on must not be lost with the power.
+        self.sync_names()?;
         if let Err(e) = held {
             log::info!("no checkpoint, a removal is under way ({e}): the next start looks at every record");
             return Ok(());
         }
         let stop = Uuid::new_v4().as_u128();
         let Some(bytes) = self.encode(stop, &tops)? else { return Ok(()) };
-        self.sync_names()?;
         step!("checkpoint.write");
         self.replace_root_file(layout::CHECKPOINT, &bytes)?;
         step!("checkpoint.mark");

@@ -229,8 +229,6 @@ impl Store {
                 return Ok(());
             }
         }
-        // What counts as verified from now on must not be lost with the power.
-        self.sync_names()?;
         os::xattr_remove(&self.data, UNCLEAN_XATTR).map(drop)
     }
 }
