@@ -512,6 +512,23 @@ mod steps {
     use crate::harness::wait_until;
     use crate::removals::{PATIENCE, assert_empty, wait_complete};
 
+    /// On a daemon that dies at `step`: what makes it go there, then what the next one finds.
+    fn killed_at(step: &str, provoke: impl Fn(&mut Mount), found: impl Fn(&mut Mount, &Path)) {
+        eprintln!("{step}");
+        let points = format!("{step}=return(kill)");
+        each_attached(
+            |b| b.env("FAILPOINTS", &points),
+            small,
+            |m, at| {
+                provoke(m);
+                m.wait_for_exit();
+                m.unset_env("FAILPOINTS");
+                m.mount();
+                found(m, at);
+            },
+        );
+    }
+
     /// The daemon dies at every step of a migration: one value counts, no copy is left behind it.
     #[test]
     fn killed_at_every_step_of_a_migration() {
@@ -525,16 +542,12 @@ mod steps {
             ("retire.unlinked", true),
         ];
         for (step, moved) in steps {
-            eprintln!("{step}");
-            let points = format!("{step}=return(kill)");
-            each_attached(
-                |b| b.env("FAILPOINTS", &points),
-                small,
-                |m, at| {
+            killed_at(
+                step,
+                |m| {
                     m.shell("truncate -s 3 $R/a/k").failed();
-                    m.wait_for_exit();
-                    m.unset_env("FAILPOINTS");
-                    m.mount();
+                },
+                |m, at| {
                     assert_eq!(fs::read(m.mnt.join("a/k")).unwrap(), b"first", "{step}");
                     assert_eq!(files(at).len(), if moved { 2 } else { 3 }, "{step}");
                     assert_eq!(attached(m, "records"), files(at).len() as u64);
@@ -559,16 +572,12 @@ mod steps {
             ("retire.unlinked", true),
         ];
         for (step, moved) in steps {
-            eprintln!("{step}");
-            let points = format!("{step}=return(kill)");
-            each_attached(
-                |b| b.env("FAILPOINTS", &points),
-                small,
-                |m, at| {
+            killed_at(
+                step,
+                |m| {
                     m.shell("cat <(echo second) > $R/a/k && cat $R/a/k").failed();
-                    m.wait_for_exit();
-                    m.unset_env("FAILPOINTS");
-                    m.mount();
+                },
+                |m, at| {
                     let expected: &[u8] = if moved { b"second\n" } else { b"first" };
                     assert_eq!(fs::read(m.mnt.join("a/k")).unwrap(), expected, "{step}");
                     assert_eq!(files(at).len(), if moved { 2 } else { 3 }, "{step}");
@@ -589,17 +598,13 @@ mod steps {
             "removal.verify",
             "ledger.marker",
         ] {
-            eprintln!("{step}");
-            let points = format!("{step}=return(kill)");
-            each_attached(
-                |b| b.env("FAILPOINTS", &points),
-                small,
-                |m, at| {
+            killed_at(
+                step,
+                |m| {
                     let mut control = Control::open(m);
                     control.send("remove-all tenant=a id=it").unwrap_or_else(|e| eprintln!("errno {e}"));
-                    m.wait_for_exit();
-                    m.unset_env("FAILPOINTS");
-                    m.mount();
+                },
+                |m, at| {
                     wait_complete(m, "id=it");
                     assert!(wait_until(PATIENCE, || tenant(m, "a")["state"] == "ready"), "{}", m.status());
                     assert_empty(m, "a");
