@@ -283,7 +283,7 @@ pub mod limits {
     /// Records that a proof of ownership remembers: 32 bytes each, until they are removed.
     pub const PROVEN_RECORDS: usize = 1 << 20;
     /// Names that a removal takes out of the index before others get at it.
-    pub const HIDDEN_AT_ONCE: usize = 256;
+    pub const HIDDEN_AT_ONCE: usize = 32;
     /// How long a removal waits for kernels to forget what it took.
     pub const FORGET_WAIT: Duration = Duration::from_secs(5);
     /// How long a look-up waits for a value whose last close is on its way.

@@ -18,6 +18,9 @@ use crate::store::{Event, NodeId, ROOT};
 /// attributes.
 const ENTRIES_WAIT: Duration = Duration::from_millis(20);
 
+/// How long no node is let go of until a removal takes the rest for held.
+const FORGETS_WAIT: Duration = Duration::from_millis(2);
+
 /// Starts the thread that hands the store's events to the kernel.
 pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
     let events = fs.store.subscribe();
@@ -61,13 +64,23 @@ impl Fs {
             // Nothing that waits for a fence holds the lock of the root directory.
             forget_entry(notifier, INodeNo(ROOT.0), name);
         }
-        for id in &known {
-            // Most have been forgotten by now, with the entry above them: nobody need be told of those.
-            if self.store.last_place(*id).is_ok() {
-                forget_attributes(notifier, self.ino(*id));
+        let held = self.still_held(known);
+        for id in &held {
+            forget_attributes(notifier, self.ino(*id));
+        }
+        self.forget_entries(&held);
+    }
+
+    /// Waits while the kernel lets go of nodes: most go with the entry above them, and nobody need be told of those.
+    fn still_held(&self, mut known: Vec<NodeId>) -> Vec<NodeId> {
+        loop {
+            std::thread::sleep(FORGETS_WAIT);
+            let before = known.len();
+            known.retain(|id| self.store.last_place(*id).is_ok());
+            if known.is_empty() || known.len() == before {
+                return known;
             }
         }
-        self.forget_entries(&known);
     }
 
     /// Then the entries themselves, which also ends look-ups that were answered before. Each takes the lock of a

@@ -69,7 +69,7 @@ impl EpochDir<'_> {
         for entry in upper.entries_once()? {
             walker.go_on()?;
             let done = if entry.kind == EntryType::Dir && layout::is_shard_level(&entry.name) {
-                self.lower(&upper, [name, &entry.name], &at, visitor)
+                self.lower((&upper, &at), [name, &entry.name], walker, visitor)
             } else {
                 visitor.stranger(&upper, &entry.name, &at, "it is no shard directory")
             };
@@ -81,12 +81,19 @@ impl EpochDir<'_> {
         }
     }
 
-    fn lower(&self, upper: &Dir, shard: [&[u8]; 2], at: &str, visitor: &impl Visitor) -> Result<()> {
+    fn lower(
+        &self,
+        (upper, at): (&Dir, &str),
+        shard: [&[u8]; 2],
+        walker: &Walker<'_>,
+        visitor: &impl Visitor,
+    ) -> Result<()> {
         let Some(dir) = self.open_level(upper, shard[1], at)? else { return Ok(()) };
         let at = format!("{at}/{}", shard[1].escape_ascii());
         let shard_name = &at[at.len() - 5..];
         let mut failed = None;
         for entry in dir.entries_once()? {
+            walker.go_on()?;
             let named = |e: Error| e.context(format!("{at}/{}", entry.name.escape_ascii()));
             let done = match self.judge(&dir, &entry, shard_name, visitor) {
                 Ok(Verdict::Proven(file, kind)) => visitor.record(&dir, &entry, &file, kind).map_err(named),
@@ -227,7 +234,8 @@ impl Store {
                 Err(e) => return Err(e),
             };
             let epoch = EpochDir { dir: &dir, tenant, shown: &at };
-            match epoch.walk(&self.walkers(), &proof) {
+            // It reads only, and gives the processor away: no reason to make way by more than that.
+            match epoch.walk(&Walkers::undisturbed(&self.stopping), &proof) {
                 Err(e) if is_obstacle(&e) => return Err(unproven(tenant, &at, &e.to_string())),
                 done => done?,
             }

@@ -233,6 +233,7 @@ impl Store {
                 }
             }
             parking_lot::MutexGuard::unlock_fair(index);
+            std::thread::yield_now();
         }
         let (forgotten, wait) = mpsc::channel();
         let name = home.tenant.as_str().as_bytes().into();

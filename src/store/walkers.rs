@@ -1,5 +1,5 @@
-//! The threads of a long walk, and how they make way: one goes on behind everything else of the machine, the others only
-//! while nobody uses the store.
+//! The threads of a long walk, and how they make way: each gives the processor to whoever wants it, step by step; of a
+//! walk that deletes, one goes on behind everything else of the machine, the others only while nobody uses the store.
 //!
 //! Two threads that delete at once hold up every other mutation of the filesystem, its journal being one; one does not.
 
@@ -58,8 +58,10 @@ impl<'a> Walkers<'a> {
 }
 
 impl Walker<'_> {
-    /// Before each step: [`Kind::Busy`] once the walk is to end.
+    /// Before each step: [`Kind::Busy`] once the walk is to end. Whoever waits for the processor has it first: it would
+    /// wait for the end of this thread's slice otherwise, which is longer than a put takes.
     pub(super) fn go_on(&self) -> Result<()> {
+        std::thread::yield_now();
         if self.stop.load(Ordering::Relaxed) {
             return Err(Error::new(Kind::Busy, "the store is being closed"));
         }
