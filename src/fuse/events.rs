@@ -73,14 +73,13 @@ impl Fs {
 
     /// Waits while the kernel lets go of nodes: most go with the entry above them, and nobody need be told of those.
     fn still_held(&self, mut known: Vec<NodeId>) -> Vec<NodeId> {
-        loop {
+        let mut before = usize::MAX;
+        while !known.is_empty() && known.len() < before {
+            before = known.len();
             std::thread::sleep(FORGETS_WAIT);
-            let before = known.len();
-            known.retain(|id| self.store.last_place(*id).is_ok());
-            if known.is_empty() || known.len() == before {
-                return known;
-            }
+            known.retain(|id| self.store.exists(*id));
         }
+        known
     }
 
     /// Then the entries themselves, which also ends look-ups that were answered before. Each takes the lock of a

@@ -143,6 +143,11 @@ impl Store {
         }
     }
 
+    /// Whether a node is there still: with its name, or for whoever refers to it.
+    pub fn exists(&self, id: NodeId) -> bool {
+        self.index.lock().get(id).is_ok()
+    }
+
     /// Whether a node still has its name.
     pub fn is_named(&self, id: NodeId) -> bool {
         self.index

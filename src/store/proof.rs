@@ -69,7 +69,7 @@ impl EpochDir<'_> {
         for entry in upper.entries_once()? {
             walker.go_on()?;
             let done = if entry.kind == EntryType::Dir && layout::is_shard_level(&entry.name) {
-                self.lower((&upper, &at), [name, &entry.name], walker, visitor)
+                self.lower(&upper, [name, &entry.name], &at, walker, visitor)
             } else {
                 visitor.stranger(&upper, &entry.name, &at, "it is no shard directory")
             };
@@ -83,8 +83,9 @@ impl EpochDir<'_> {
 
     fn lower(
         &self,
-        (upper, at): (&Dir, &str),
+        upper: &Dir,
         shard: [&[u8]; 2],
+        at: &str,
         walker: &Walker<'_>,
         visitor: &impl Visitor,
     ) -> Result<()> {

@@ -215,7 +215,7 @@ impl Store {
         let mut known = Vec::new();
         let mut below = vec![directory, unspelled];
         while let Some(&dir) = below.last() {
-            // In pieces, so that others get at the index.
+            // In pieces, so that others get at the index and at the processor.
             let mut index = self.index.lock();
             let children = index.children(dir, limits::HIDDEN_AT_ONCE);
             if children.is_empty() {
