@@ -214,3 +214,22 @@ fn a_mount_without_the_option_leaves_no_wrong_checksum() {
         assert_eq!(m.status_number("quarantined"), 0);
     });
 }
+
+/// A value with a checksum is written through the daemon, and whoever reads it while its writer's map is there is not
+/// passed through either: it counts as a reader that an overwriter must not cut short.
+#[test]
+fn a_reader_beside_the_writers_map_keeps_its_value_when_it_is_overwritten() {
+    each_with(summed, |m| {
+        let (mut a, mut reader, mut writer) = (m.peer(), m.peer(), m.peer());
+        a.run("fd = os.open(M + '/k', os.O_CREAT | os.O_RDWR); os.write(fd, b'o' * 100000)");
+        a.run("x = mmap.mmap(fd, 100000, prot=mmap.PROT_READ); os.close(fd)");
+        reader.run("fd = os.open(M + '/k', os.O_RDONLY)");
+        writer.begin("for n in range(500): write(M + '/k', b'n' * 1000)");
+        reader.run("whole = [os.pread(fd, 100000, 0) == b'o' * 100000 for n in range(2000)]");
+        assert_eq!(reader.int("whole.count(False)"), 0);
+        assert!(writer.finish().get("ok").is_some());
+        assert_eq!(writer.text("read(M + '/k')"), "n".repeat(1000));
+        a.run("x.close()");
+        assert_eq!(writer.text("read(M + '/k')"), "n".repeat(1000));
+    });
+}

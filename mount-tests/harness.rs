@@ -441,8 +441,14 @@ impl Mount {
         command.env("M", self.keys()).env("R", &self.mnt).env("W", &self.scratch).env("S", &self.store)
     }
 
+    /// Has the filesystem of the store write everything out: while ext4 does, a file may have no blocks for a moment.
+    pub(crate) fn write_out(&self) {
+        rustix::fs::syncfs(File::open(&self.store).unwrap()).unwrap();
+    }
+
     /// The record files in the store, with their allocated bytes.
     pub(crate) fn records(&self) -> Vec<(PathBuf, u64)> {
+        self.write_out();
         let mut found = Vec::new();
         let mut todo = vec![self.store.join("data/t")];
         while let Some(dir) = todo.pop() {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::each;
+use crate::harness::{each, each_with};
 
 #[test]
 fn redirects() {
@@ -219,4 +219,31 @@ while not os.path.exists(W + '/stop'):
         }
         m.shell("[ \"$(ls -A $M)\" = k ]").ok();
     });
+}
+
+/// Where the daemon copies, the kernel cuts what readers see by the length of the inode. An open that was on its way to
+/// that inode while the key got another one must not empty it under them.
+#[test]
+fn readers_of_an_inode_that_lost_its_key_are_not_cut_short() {
+    each_with(
+        |b| b.arg("--fence-wait").arg("1ms"),
+        |m| {
+            let (mut reader, mut writer, mut late) = (m.peer(), m.peer(), m.peer());
+            reader.run("write(M + '/k', b'o' * 100000); fd = os.open(M + '/k', os.O_RDONLY)");
+            // Leads to the inode whatever becomes of its key.
+            late.run("path = '/proc/self/fd/%d' % os.open(M + '/k', os.O_PATH)");
+            writer.run("write(M + '/k', b'n' * 1000)");
+            late.begin(
+                "for n in range(500):
+    try: write(path, b'l' * 100)
+    except OSError as e: assert e.errno == errno.EBUSY, e",
+            );
+            reader.run("whole = [os.pread(fd, 100000, 0) == b'o' * 100000 for n in range(2000)]");
+            assert_eq!(reader.int("whole.count(False)"), 0);
+            assert!(late.finish().get("ok").is_some());
+            reader.run("os.close(fd)");
+            late.run("write(path, b'l' * 100)");
+            assert_eq!(writer.text("read(M + '/k')"), "l".repeat(100));
+        },
+    );
 }

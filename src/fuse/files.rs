@@ -11,7 +11,7 @@ use fuser::{
 
 use super::Fs;
 use super::by_key::Named;
-use super::opens::{Handle, OpenNode, Writing};
+use super::opens::{Handle, OpenNode, Place, Writing};
 use super::parked::Change;
 use super::requests::errno;
 use super::{FORGET, Inode};
@@ -21,7 +21,7 @@ use crate::format::legacy::Span;
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
 use crate::store::legacy::Value;
-use crate::store::{NodeId, Owner, ROOT};
+use crate::store::{NodeId, Owner, ROOT, Staged};
 
 /// Who asks: credentials and thread.
 #[derive(Debug, Clone, Copy)]
@@ -126,28 +126,27 @@ impl Fs {
         }
     }
 
-    /// Flags of an ordinary open, which is counted as one that the kernel caches if it does.
-    fn open_flags(&self, open: &OpenNode, reads_only: bool) -> FopenFlags {
-        let mut flags = match &open.backing {
-            Some(_) => FopenFlags::empty(),
-            // While a value is replaced, its inode's length in the kernel is the replacement's.
+    /// Flags of an ordinary open, and whether the kernel reads it through its cache: it is counted then.
+    fn open_flags(&self, open: &OpenNode, reads_only: bool) -> (FopenFlags, bool) {
+        let (mut flags, cached) = match &open.backing {
+            Some(_) => (FopenFlags::empty(), false),
             None => {
                 let uncached = self.uncached.lock();
                 if uncached.nodes.contains(&open.node) {
-                    FopenFlags::FOPEN_DIRECT_IO
-                } else if self.is_passthrough() && open.span.is_none() {
-                    // The kernel's cache does not see what passes it by at other times.
-                    FopenFlags::empty()
+                    // While a value is replaced, its inode's length in the kernel is the replacement's.
+                    (FopenFlags::FOPEN_DIRECT_IO, false)
                 } else {
                     open.cached.fetch_add(1, Ordering::Relaxed);
-                    FopenFlags::FOPEN_KEEP_CACHE
+                    // The kernel's cache does not see what passes it by at other times.
+                    let passed_by = self.is_passthrough() && open.span.is_none();
+                    (if passed_by { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }, true)
                 }
             }
         };
         if reads_only {
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
-        flags
+        (flags, cached)
     }
 
     /// CREATE: a name that the kernel believes to be free. `mode` comes with the caller's umask.
@@ -220,10 +219,9 @@ impl Fs {
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
         let writing = Some(writing);
-        let flags = self.open_flags(&open, false);
-        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
+        let (flags, cached) = self.open_flags(&open, false);
         let open_node = Arc::clone(&open);
-        let handle = Handle { open: open_node, file, writing, replaces, edits: None, appends, cached };
+        let handle = Handle { open: open_node, file, writing, replaces: false, edits: None, appends, cached };
         let handle = self.opens.add_handle(handle);
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr, links: 1 };
         Ok(Opened { attr: self.file_attr(node, &node_attr), handle, flags, open })
@@ -428,9 +426,9 @@ impl Fs {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
         let appends = flags & libc::O_APPEND != 0;
-        let flags = self.open_flags(&open, !writes(flags));
-        let (replaces, cached) = (false, flags.contains(FopenFlags::FOPEN_KEEP_CACHE));
-        let handle = Handle { open: Arc::clone(&open), file, writing, replaces, edits, appends, cached };
+        let (flags, cached) = self.open_flags(&open, !writes(flags));
+        let handle =
+            Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends, cached };
         let handle = self.opens.add_handle(handle);
         Ok(Opened { attr, handle, flags, open })
     }
@@ -439,16 +437,13 @@ impl Fs {
     /// replacement's. So they keep the inode, and the key gets another, whose readers are not cached; the kernel finds
     /// it when it looks the path up again after ESTALE. It does that once: whoever comes back waits for them, until
     /// [`Kind::Busy`] is final.
-    fn spare_cached_readers(&self, who: Caller, id: NodeId, again: bool) -> Result<()> {
-        let passes_on = self.is_passthrough() && !self.store.keeps_checksums() && !self.store.is_attached(id);
-        if self.opens.node(id).map_or(passes_on, |open| open.backing.is_some()) {
+    fn spare_cached_readers(&self, who: Caller, open: &OpenNode, again: bool) -> Result<()> {
+        if open.backing.is_some() {
             return Ok(());
         }
+        let id = open.node;
         let mut uncached = self.uncached.lock();
-        let read = self
-            .opens
-            .node(id)
-            .is_some_and(|o| o.edits.load(Ordering::Relaxed) == 0 && o.cached.load(Ordering::Relaxed) > 0);
+        let read = open.edits.load(Ordering::Relaxed) == 0 && open.cached.load(Ordering::Relaxed) > 0;
         if !read {
             uncached.nodes.insert(id);
             return Ok(());
@@ -461,12 +456,14 @@ impl Fs {
             self.send_back(who);
             return Err(Error::new(Kind::Busy, "the value is being read; it cannot be overwritten yet"));
         }
-        // Replaced this very moment: then its readers are out of the way already.
-        let Ok((parent, _)) = self.store.place(id) else { return Ok(()) };
-        let Ok(fresh) = self.store.rehome(id) else { return Ok(()) };
-        uncached.nodes.insert(fresh);
-        drop(uncached);
-        self.listing_changed(parent);
+        // Somebody else may have replaced it this very moment: then the key has another inode already.
+        if let Ok((parent, _)) = self.store.place(id)
+            && let Ok(fresh) = self.store.rehome(id)
+        {
+            uncached.nodes.insert(fresh);
+            drop(uncached);
+            self.listing_changed(parent);
+        }
         Err(self.send_back(who))
     }
 
@@ -517,7 +514,6 @@ impl Fs {
         reply: &OpenReply,
     ) -> Result<Opened> {
         let again = self.came_back(who);
-        self.spare_cached_readers(who, id, again)?;
         let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id)? {
             Some(value) => (id, value),
             None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
@@ -525,11 +521,11 @@ impl Fs {
             None => self.vanished(who, id)?,
         };
         let old_file = Arc::new(old_file);
-        let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
-        let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(&old_attr))?;
-        copy_attributes(&old_file, staged.file())?;
-        staged.pinned = self.store.is_pinned(old);
         let open = self.enter(id, (&old_file, span), reply, true)?;
+        let staged = self
+            .spare_cached_readers(who, &open, again)
+            .and_then(|()| self.stage_replacement(old, &old_file, &old_attr));
+        let (staged, (parent, name)) = staged.inspect_err(|_| self.opens.leave(&open))?;
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
@@ -549,6 +545,15 @@ impl Fs {
         let node_attr = crate::store::NodeAttr { kind: RecordKind::File, attr: old_attr, links: 1 };
         let (attr, flags) = (self.file_attr(id, &node_attr), FopenFlags::FOPEN_DIRECT_IO);
         Ok(Opened { attr, handle, flags, open })
+    }
+
+    /// A new value for a key, with what it keeps of the old one.
+    fn stage_replacement(&self, old: NodeId, old_file: &File, old_attr: &Attr) -> Result<(Staged, Place)> {
+        let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
+        let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(old_attr))?;
+        copy_attributes(old_file, staged.file())?;
+        staged.pinned = self.store.is_pinned(old);
+        Ok((staged, (parent, name)))
     }
 
     /// O_TRUNC of a key that vanished between look-up and open, twice: it is made anew in its last place.

@@ -244,7 +244,7 @@ impl Handle {
     }
 }
 
-type Place = (NodeId, Box<[u8]>);
+pub(super) type Place = (NodeId, Box<[u8]>);
 
 #[derive(Default)]
 struct Tables {

@@ -4,10 +4,13 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Gid, Mode, SeekFrom, Timestamps, Uid, XattrFlags};
+use rustix::fs::{Gid, Mode, SeekFrom, Stat, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+
+/// How often one file is asked for its blocks.
+const MOST_STATS: usize = 4;
 
 /// A moment: seconds since the epoch (may be negative) and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -94,8 +97,8 @@ impl Attr {
     }
 }
 
-impl From<rustix::fs::Stat> for Attr {
-    fn from(st: rustix::fs::Stat) -> Self {
+impl From<Stat> for Attr {
+    fn from(st: Stat) -> Self {
         Attr {
             mode: st.st_mode,
             uid: st.st_uid,
@@ -137,7 +140,24 @@ pub enum SetTime {
 
 /// Attributes of an open file.
 pub fn stat(fd: impl AsFd) -> Result<Attr> {
-    rustix::fs::fstat(fd).map(Attr::from).map_err(|e| Error::os("cannot stat an open file", e))
+    settled(|| rustix::fs::fstat(&fd)).map_err(|e| Error::os("cannot stat an open file", e))
+}
+
+/// Attributes whose count of blocks can be believed. While ext4 gives the blocks of a file their places on the disk
+/// they are for a moment neither reserved nor allocated, and a file of a megabyte has none: what says less than the
+/// length must be said twice.
+pub(super) fn settled(ask: impl Fn() -> rustix::io::Result<Stat>) -> rustix::io::Result<Attr> {
+    let mut attr = Attr::from(ask()?);
+    for _ in 1..MOST_STATS {
+        if !attr.is_file() || attr.allocated_bytes() >= attr.size_bytes {
+            break;
+        }
+        let before = std::mem::replace(&mut attr, Attr::from(ask()?));
+        if attr.blocks == before.blocks {
+            break;
+        }
+    }
+    Ok(attr)
 }
 
 /// Sets permission bits.
@@ -289,6 +309,24 @@ mod tests {
             Timespec { sec: 7, nsec: 999_999_999 },
         ] {
             assert_eq!(Timespec::from_system_time(t.to_system_time()), t);
+        }
+    }
+
+    /// Looked at without a pause while the filesystem writes it out, on whichever directory tests have.
+    #[test]
+    fn a_file_has_its_blocks_while_it_is_written_out() {
+        use std::os::unix::fs::FileExt;
+        const BYTES: usize = 1 << 20;
+        for _ in 0..100 {
+            let file = tempfile::tempfile().unwrap();
+            file.write_all_at(&[1; BYTES], 0).unwrap();
+            std::thread::scope(|threads| {
+                let writing = threads.spawn(|| file.sync_data().unwrap());
+                while !writing.is_finished() {
+                    let blocks = stat(&file).unwrap().blocks;
+                    assert!(blocks * 512 >= BYTES as u64, "{blocks} blocks");
+                }
+            });
         }
     }
 }
