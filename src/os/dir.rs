@@ -212,9 +212,8 @@ impl Dir {
     /// The attributes of a name, without following a link; `None` when there is none.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<Attr>> {
         let name = name.as_ref();
-        let ask = || rustix::fs::statat(&self.0, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
-        match super::file::settled(ask) {
-            Ok(attr) => Ok(Some(attr)),
+        match rustix::fs::statat(&self.0, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(st) => Ok(Some(Attr::from(st))),
             Err(rustix::io::Errno::NOENT) => Ok(None),
             Err(e) => Err(Error::os(format!("cannot stat {}", shown(name)), e)),
         }

@@ -4,13 +4,16 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Gid, Mode, SeekFrom, Stat, Timestamps, Uid, XattrFlags};
+use rustix::fs::{Gid, Mode, SeekFrom, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// How often one file is asked for its blocks.
-const MOST_STATS: usize = 4;
+/// How long a file that lacks blocks is waited for: in ever longer pauses, from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_micros(10);
+const LAST_PAUSE: Duration = Duration::from_millis(20);
+/// The magic number of ext2, ext3 and ext4.
+const EXT4: u64 = 0xEF53;
 
 /// A moment: seconds since the epoch (may be negative) and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -97,8 +100,8 @@ impl Attr {
     }
 }
 
-impl From<Stat> for Attr {
-    fn from(st: Stat) -> Self {
+impl From<rustix::fs::Stat> for Attr {
+    fn from(st: rustix::fs::Stat) -> Self {
         Attr {
             mode: st.st_mode,
             uid: st.st_uid,
@@ -140,24 +143,33 @@ pub enum SetTime {
 
 /// Attributes of an open file.
 pub fn stat(fd: impl AsFd) -> Result<Attr> {
-    settled(|| rustix::fs::fstat(&fd)).map_err(|e| Error::os("cannot stat an open file", e))
-}
-
-/// Attributes whose count of blocks can be believed. While ext4 gives the blocks of a file their places on the disk
-/// they are for a moment neither reserved nor allocated, and a file of a megabyte has none: what says less than the
-/// length must be said twice.
-pub(super) fn settled(ask: impl Fn() -> rustix::io::Result<Stat>) -> rustix::io::Result<Attr> {
-    let mut attr = Attr::from(ask()?);
-    for _ in 1..MOST_STATS {
-        if !attr.is_file() || attr.allocated_bytes() >= attr.size_bytes {
-            break;
-        }
-        let before = std::mem::replace(&mut attr, Attr::from(ask()?));
-        if attr.blocks == before.blocks {
-            break;
-        }
+    let ask = || rustix::fs::fstat(&fd).map(Attr::from).map_err(|e| Error::os("cannot stat an open file", e));
+    let mut attr = ask()?;
+    let mut pause = FIRST_PAUSE;
+    while pause < LAST_PAUSE && lacks_blocks(&fd, &attr) {
+        std::thread::sleep(pause);
+        pause *= 2;
+        attr = ask()?;
     }
     Ok(attr)
+}
+
+/// Whether blocks of a file are being given their places on the disk at this moment: on ext4 they are neither reserved
+/// nor allocated then, and a file of a megabyte may be said to have none. Elsewhere, and where a file has holes, it may
+/// well have fewer blocks than its length needs.
+fn lacks_blocks(fd: impl AsFd, attr: &Attr) -> bool {
+    attr.is_file()
+        && attr.size_bytes > 4096
+        && attr.allocated_bytes() < attr.size_bytes
+        && rustix::fs::fstatfs(&fd).is_ok_and(|fs| fs.f_type as u64 == EXT4)
+        && has_no_hole(&fd, attr.size_bytes).unwrap_or(false)
+}
+
+fn has_no_hole(fd: impl AsFd, size_bytes: u64) -> rustix::io::Result<bool> {
+    let before = rustix::fs::tell(&fd)?;
+    let hole = rustix::fs::seek(&fd, SeekFrom::Hole(0));
+    rustix::fs::seek(&fd, SeekFrom::Start(before))?;
+    Ok(hole? >= size_bytes)
 }
 
 /// Sets permission bits.
@@ -320,10 +332,12 @@ mod tests {
         for _ in 0..100 {
             let file = tempfile::tempfile().unwrap();
             file.write_all_at(&[1; BYTES], 0).unwrap();
+            rustix::fs::seek(&file, SeekFrom::Start(5)).unwrap();
             std::thread::scope(|threads| {
                 let writing = threads.spawn(|| file.sync_data().unwrap());
                 while !writing.is_finished() {
                     let blocks = stat(&file).unwrap().blocks;
+                    assert_eq!(rustix::fs::tell(&file).unwrap(), 5);
                     assert!(blocks * 512 >= BYTES as u64, "{blocks} blocks");
                 }
             });
