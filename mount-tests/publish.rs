@@ -221,6 +221,31 @@ while not os.path.exists(W + '/stop'):
     });
 }
 
+/// An open that was on its way to an inode while its key was replaced gets the new value, all of it, though the kernel
+/// is not yet told that what it knows of the inode is over.
+#[cfg(feature = "failpoints")]
+#[test]
+fn an_open_that_is_overtaken_by_a_rename_reads_the_new_value_whole() {
+    each_with(
+        |b| b.env("FAILPOINTS", "rename.answer=sleep(1000);events.gone=sleep(1000)"),
+        |m| {
+            let (mut reader, mut writer) = (m.peer(), m.peer());
+            reader.run("write(M + '/k', b'o' * 5000); p = os.open(M + '/k', os.O_PATH)");
+            reader.run("path = '/proc/self/fd/%d' % p; os.stat(path)");
+            writer.run("write(M + '/t', b'n' * 90000)");
+            writer.begin("os.rename(M + '/t', M + '/k')");
+            let renamed = || {
+                let metrics = std::fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap();
+                metrics.lines().any(|line| line == "fencefs_renames_total 1")
+            };
+            assert!(crate::harness::wait_until(std::time::Duration::from_secs(10), renamed));
+            reader.run("seen = read(path)");
+            assert_eq!(reader.run("(len(seen), seen == b'n' * 90000)"), serde_json::json!([90000, true]));
+            assert!(writer.finish().get("ok").is_some());
+        },
+    );
+}
+
 /// Where the daemon copies, the kernel cuts what readers see by the length of the inode. An open that was on its way to
 /// that inode while the key got another one must not empty it under them.
 #[test]

@@ -274,7 +274,9 @@ pub mod limits {
     pub const LAST_RETRY: Duration = Duration::from_secs(30);
     /// Pause after the ledger could not be asked.
     pub const LEDGER_RETRY: Duration = Duration::from_secs(1);
-    /// Threads that a removal deletes with, and a start walks with, at most.
+    /// Threads that a start walks with, at most.
+    pub const START_THREADS: usize = 8;
+    /// Threads that a removal deletes with, at most.
     pub const REMOVAL_THREADS: usize = 2;
     /// How far these threads stand back for those that serve, as in nice(1).
     pub const REMOVAL_NICE: i32 = 5;

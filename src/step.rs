@@ -11,6 +11,13 @@ macro_rules! step {
     };
 }
 
+/// Marks a named moment that tests can stretch, where nothing can fail.
+macro_rules! stall {
+    ($name:literal) => {
+        fail::fail_point!($name)
+    };
+}
+
 /// The error that a fail point stands for.
 #[cfg(feature = "failpoints")]
 pub(crate) fn injected(step: &'static str, word: Option<String>) -> crate::Error {

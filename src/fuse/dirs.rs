@@ -467,6 +467,7 @@ impl Fs {
         }
         self.listing_changed(from.0);
         self.listing_changed(to.0);
+        step!("rename.answer");
         Ok(())
     }
 

@@ -30,6 +30,7 @@ pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
             let Some(fs) = fs.upgrade() else { return };
             match event {
                 Event::Gone { parent, name, node } => {
+                    stall!("events.gone");
                     fs.listing_changed(parent);
                     forget_attributes(&notifier, fs.ino(node));
                     fs.notice_later(Notice::Entry { parent: fs.ino(parent), name, then: None });

@@ -304,8 +304,9 @@ impl Fs {
         self.open_record(id, (&Arc::new(file), span), flags, reply, None)
     }
 
-    /// An open that was overtaken by a replacement gets the new value. The kernel would look the path up once more
-    /// after ESTALE, but only once, and a busy key is replaced faster than that.
+    /// An open that was overtaken by a replacement gets the new value, past the kernel's cache: what that knows of the
+    /// inode, length and content, is the old value's. The kernel would look the path up once more after ESTALE, but
+    /// only once, and a busy key is replaced faster than that.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
             let next = self.store.successor(id).ok_or_else(gone)?;
@@ -328,7 +329,11 @@ impl Fs {
             Caller { gid, .. } if gid == attr.gid => attr.mode & (access << 3) != 0,
             _ => attr.mode & access != 0,
         };
-        if allowed { Ok((next, value)) } else { Err(gone()) }
+        if !allowed {
+            return Err(gone());
+        }
+        self.uncached.lock().nodes.insert(id);
+        Ok((next, value))
     }
 
     /// Begins editing the value of an inode, or of what replaced it meanwhile; which node that is. While the inode is
@@ -384,7 +389,9 @@ impl Fs {
             // The kernel lets the file be mapped, and does not say for how long: also after the last close.
             self.store.note_unseen(node);
         }
-        self.answer(open, Arc::clone(file), None, edits, flags)
+        // Somebody may have opened it in between, with another value: a reader reads what the inode is open with.
+        let file = Arc::clone(if edits.is_some() { file } else { &open.file });
+        self.answer(open, file, None, edits, flags)
     }
 
     /// One more open of an inode whose value is not published yet.

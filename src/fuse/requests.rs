@@ -126,7 +126,8 @@ impl Filesystem for Requests {
         {
             self.0.store.release(id, n);
             let mut uncached = self.0.uncached.lock();
-            if !uncached.nodes.is_empty() && !self.0.store.is_named(id) {
+            // The kernel gives single references back too, of an inode that it keeps.
+            if !uncached.nodes.is_empty() && !self.0.store.exists(id) {
                 uncached.nodes.remove(&id);
                 uncached.awaited.remove(&id);
             }

@@ -358,6 +358,10 @@ impl Check<'_> {
         Ok(())
     }
 
+    fn walkers(&self) -> Walkers<'_> {
+        Walkers::alone(limits::START_THREADS, &self.stop)
+    }
+
     /// Deletes what a removal took: records that are proven the tenant's; others are set aside.
     fn finish(&self, dir: &Dir, trashed: &Trashed, places: &Places<'_>) -> Result<()> {
         let Some(above) = dir.open_dir_if_any(trashed.generation.to_string())? else { return Ok(()) };
@@ -365,7 +369,7 @@ impl Check<'_> {
         let finish = Finish { check: self, tenant: &trashed.tenant, places };
         let shown = trashed.shown();
         let walk = EpochDir { dir: &epoch, tenant: &trashed.tenant, shown: &shown };
-        walk.walk(&Walkers::undisturbed(&self.stop), &finish)?;
+        walk.walk(&self.walkers(), &finish)?;
         above.rmdir(&trashed.name).map(drop)
     }
 
@@ -456,7 +460,7 @@ impl Check<'_> {
     ) -> Result<()> {
         let Some(dir) = top.open_dir_if_any(epoch.to_string())? else { return Ok(()) };
         let look = Look { check: self, dir: &dir, tenant, epoch, places };
-        EpochDir { dir: &dir, tenant, shown }.walk(&Walkers::undisturbed(&self.stop), &look)
+        EpochDir { dir: &dir, tenant, shown }.walk(&self.walkers(), &look)
     }
 
     /// Sets a record or a stranger aside; nothing is ever deleted to make room.

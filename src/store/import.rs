@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::fill::implied_dir;
 use super::index::{Index, NodeId, Usage};
 use super::legacy::{Entry, Found, Layout, Tree, Why, copy_span};
+use super::walkers::Walkers;
 use super::writer::Owner;
 use super::{Store, jobs};
 use crate::config::limits;
@@ -169,7 +170,8 @@ impl Import<'_> {
             }
             Ok(())
         };
-        self.tree.walk(&visit, &mut |count| progress("entries", count, None))?;
+        let count = &mut |count| progress("entries", count, None);
+        self.tree.walk(&self.walkers(), &visit, count)?;
         let mut rows = rows.into_inner();
         rows.sort_unstable_by(|a, b| (a.mtime, &a.storage_key).cmp(&(b.mtime, &b.storage_key)));
         Ok(rows)
@@ -226,6 +228,10 @@ impl Import<'_> {
         Ok(())
     }
 
+    fn walkers(&self) -> Walkers<'_> {
+        Walkers::alone(limits::IMPORT_THREADS, &self.store.stopping)
+    }
+
     fn copy_all(&self, rows: &[Row], progress: Progress<'_>) -> Result<()> {
         // All directories come before any value: of a key that is also a directory it is the value that no path spells,
         // as after any start.
@@ -235,7 +241,6 @@ impl Import<'_> {
                 self.imply_directories(&tenant, &key)?;
             }
         }
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(limits::IMPORT_THREADS));
         let chunks: Vec<&[Row]> = rows.chunks(limits::IMPORTED_AT_ONCE).collect();
         let copy = |chunk: &&[Row], told: &jobs::Teller<'_, ()>| {
             for row in *chunk {
@@ -248,7 +253,7 @@ impl Import<'_> {
             Ok(())
         };
         let total = rows.len() as u64;
-        jobs::run((threads, &chunks), copy, &mut |n| progress("keys", n, Some(total))).map(drop)
+        jobs::run(&self.walkers(), &chunks, copy, &mut |n| progress("keys", n, Some(total))).map(drop)
     }
 
     fn imply_directories(&self, tenant: &Tenant, key: &Key) -> Result<()> {

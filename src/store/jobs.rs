@@ -4,10 +4,12 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
+use super::walkers::{Walker, Walkers};
 use crate::error::Result;
 
 /// What a job tells the others.
 pub(super) struct Teller<'a, T> {
+    walker: &'a Walker<'a>,
     failed: &'a AtomicBool,
     tell: &'a mpsc::Sender<Told<T>>,
 }
@@ -20,9 +22,9 @@ enum Told<T> {
 }
 
 impl<T> Teller<'_, T> {
-    /// Some job failed: whatever this one finds is not wanted any more.
+    /// Before each step: whether some job failed, or the walk is to end. Whatever this one finds is not wanted any more.
     pub(super) fn is_over(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+        self.failed.load(Ordering::Relaxed) || self.walker.go_on().is_err()
     }
 
     /// Counts `n` more.
@@ -32,51 +34,54 @@ impl<T> Teller<'_, T> {
     }
 }
 
-/// Works through `jobs` with at most `threads` threads. `progress` is called by this thread alone, with counts that only
-/// grow.
+/// Works through `jobs`. `progress` is called by this thread alone, with counts that only grow.
 pub(super) fn run<J: Sync, T: Send>(
-    (threads, jobs): (usize, &[J]),
+    walkers: &Walkers<'_>,
+    jobs: &[J],
     work: impl Fn(&J, &Teller<'_, T>) -> Result<T> + Sync,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<T>> {
     let (tell, told) = mpsc::channel();
     let (failed, next) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let all = |tell: mpsc::Sender<Told<T>>| {
-        while !failed.load(Ordering::Relaxed)
-            && let number = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(job) = jobs.get(number)
-        {
-            let done = work(job, &Teller { failed: &failed, tell: &tell });
+    let over = || failed.load(Ordering::Relaxed) || next.load(Ordering::Relaxed) >= jobs.len();
+    let each = |walker: &mut Walker<'_>| {
+        loop {
+            walker.make_way(over);
+            if over() {
+                return;
+            }
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(number) else { return };
+            let done = work(job, &Teller { walker, failed: &failed, tell: &tell });
+            // What ended early because the walk is to end is not done.
+            let done = done.and_then(|result| walker.go_on().map(|()| result));
+            if done.is_err() {
+                failed.store(true, Ordering::Relaxed);
+            }
             drop(tell.send(Told::Done(number, done)));
         }
     };
     let mut results: Vec<Option<T>> = jobs.iter().map(|_| None).collect();
-    let (mut first, mut count) = (None, 0);
-    std::thread::scope(|scope| {
-        let all = &all;
-        let spawn = |_: &usize| {
-            let tell = tell.clone();
-            let walk = std::thread::Builder::new().name("fencefs-walk".into());
-            walk.spawn_scoped(scope, move || all(tell)).is_ok()
-        };
-        if (0..threads.min(jobs.len())).filter(spawn).count() == 0 {
-            all(tell.clone());
-        }
-        drop(tell);
-        for told in told {
+    let (mut first, mut count, mut left) = (None, 0, jobs.len());
+    let listen = || {
+        while left > 0
+            && first.is_none()
+            && let Ok(told) = told.recv()
+        {
             match told {
                 Told::Found(n) => {
                     count += n;
                     progress(count);
                 }
-                Told::Done(number, Ok(result)) => results[number] = Some(result),
-                Told::Done(_, Err(e)) => {
-                    failed.store(true, Ordering::Relaxed);
-                    first.get_or_insert(e);
+                Told::Done(number, Ok(result)) => {
+                    results[number] = Some(result);
+                    left -= 1;
                 }
+                Told::Done(_, Err(e)) => first = Some(e),
             }
         }
-    });
+    };
+    walkers.run_beside(each, listen);
     match first {
         Some(e) => Err(e),
         None => Ok(results.into_iter().flatten().collect()),
@@ -96,14 +101,18 @@ mod tests {
             told.found(1);
             Ok(job * 2)
         };
-        let done = run((3, &jobs), work, &mut |n| counted = n).unwrap();
+        let stop = AtomicBool::new(false);
+        let three = Walkers::alone(3, &stop);
+        let done = run(&three, &jobs, work, &mut |n| counted = n).unwrap();
         assert_eq!(done, jobs.iter().map(|n| n * 2).collect::<Vec<_>>());
         assert_eq!(counted, 100);
         let fails = |job: &u64, _: &Teller<'_, ()>| match job {
             7 => Err(Error::new(Kind::Corrupt, "seven")),
             _ => Ok(()),
         };
-        assert_eq!(run((3, &jobs), fails, &mut |_| {}).unwrap_err().to_string(), "seven");
-        assert!(run((3, &[][..]), work, &mut |_| {}).unwrap().is_empty());
+        assert_eq!(run(&three, &jobs, fails, &mut |_| {}).unwrap_err().to_string(), "seven");
+        assert!(run(&three, &[], work, &mut |_| {}).unwrap().is_empty());
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(run(&three, &jobs, work, &mut |_| {}).unwrap_err().kind(), Kind::Busy);
     }
 }

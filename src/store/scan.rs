@@ -83,7 +83,7 @@ impl Store {
         let walk = Walk { store: self, ranks: self.read_order(), quarantine: Mutex::new(()) };
         let upper = |job: &Job, told: &Teller<'_, Batch>| walk.upper(job, told);
         let count = &mut |count| progress("records", count);
-        let mut batches = jobs::run((super::walkers::threads(), &jobs), upper, count)?;
+        let mut batches = jobs::run(&self.walkers_at_start(), &jobs, upper, count)?;
         let found = batches.iter().map(|b| b.len() as u64).sum();
         let mut attached = self.scan_attached(&|digest| walk.ranks.of(digest), progress)?;
         drop(walk);

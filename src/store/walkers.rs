@@ -20,6 +20,8 @@ pub(super) struct Walkers<'a> {
     stop: &'a AtomicBool,
     /// The uses of the store that all but one of them make way for.
     others: Option<&'a Counters>,
+    /// They go behind everything else of the machine.
+    behind: bool,
 }
 
 /// One thread of a walk.
@@ -31,13 +33,23 @@ pub(super) struct Walker<'a> {
 }
 
 impl<'a> Walkers<'a> {
+    /// With up to `most` threads while nobody uses the store.
+    pub(super) fn alone(most: usize, stop: &'a AtomicBool) -> Walkers<'a> {
+        Walkers { threads: threads(most), stop, others: None, behind: false }
+    }
+
     /// With every thread, whoever uses the store.
     pub(super) fn undisturbed(stop: &'a AtomicBool) -> Walkers<'a> {
-        Walkers { threads: threads(), stop, others: None }
+        Walkers { threads: threads(limits::REMOVAL_THREADS), stop, others: None, behind: true }
     }
 
     /// Runs the same work on each thread, and ends when all have.
     pub(super) fn run(&self, work: impl Fn(&mut Walker<'_>) + Sync) {
+        self.run_beside(work, || ());
+    }
+
+    /// The same, and something else on the calling thread meanwhile.
+    pub(super) fn run_beside(&self, work: impl Fn(&mut Walker<'_>) + Sync, beside: impl FnOnce()) {
         let walker = |others| Walker { stop: self.stop, others, uses: 0 };
         // None of it is done by the calling thread: a thread that stood back cannot come forward again.
         std::thread::scope(|scope| {
@@ -45,7 +57,9 @@ impl<'a> Walkers<'a> {
             let spawn = |number: &usize| {
                 let mut walker = walker(self.others.filter(|_| *number > 0));
                 let walk = move || {
-                    os::process::stand_back(limits::REMOVAL_NICE);
+                    if self.behind {
+                        os::process::stand_back(limits::REMOVAL_NICE);
+                    }
                     work(&mut walker);
                 };
                 std::thread::Builder::new().name("fencefs-walk".into()).spawn_scoped(scope, walk).is_ok()
@@ -53,6 +67,7 @@ impl<'a> Walkers<'a> {
             if (0..self.threads).filter(spawn).count() == 0 {
                 work(&mut walker(None));
             }
+            beside();
         });
     }
 }
@@ -82,15 +97,21 @@ impl Walker<'_> {
 }
 
 impl Store {
+    /// Of the walk that a start is.
+    pub(super) fn walkers_at_start(&self) -> Walkers<'_> {
+        Walkers::alone(limits::START_THREADS, &self.stopping)
+    }
+
     /// Of a walk beside the store's users.
     pub(super) fn walkers(&self) -> Walkers<'_> {
-        Walkers { threads: threads(), stop: &self.stopping, others: Some(&self.counters) }
+        let threads = threads(limits::REMOVAL_THREADS);
+        Walkers { threads, stop: &self.stopping, others: Some(&self.counters), behind: true }
     }
 }
 
 /// Threads of a long walk: no more than the machine can run.
-pub(super) fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(limits::REMOVAL_THREADS))
+fn threads(most: usize) -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(most))
 }
 
 #[cfg(test)]
@@ -126,7 +147,7 @@ mod tests {
     #[test]
     fn a_thread_that_makes_way_holds_no_job() {
         let (stop, counters) = (AtomicBool::new(false), Counters::default());
-        let walkers = Walkers { threads: 2, stop: &stop, others: Some(&counters) };
+        let walkers = Walkers { threads: 2, stop: &stop, others: Some(&counters), behind: true };
         let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
         walkers.run(|walker| {
             loop {

@@ -205,7 +205,8 @@ impl Store {
     ) -> Result<Scanned> {
         let Some(attached) = &self.attached else { return Ok(Scanned::default()) };
         let scan = Scan { store: self, attached, rank, found: Mutex::default() };
-        attached.tree.walk(&|entry| scan.meet(entry), &mut |n| progress("legacy records", n))?;
+        let count = &mut |n| progress("legacy records", n);
+        attached.tree.walk(&self.walkers_at_start(), &|entry| scan.meet(entry), count)?;
         let mut found = scan.found.into_inner();
         for (tenant, key) in std::mem::take(&mut found.stale) {
             step!("attach.retire");

@@ -39,7 +39,7 @@ impl Store {
                 ),
             )),
         };
-        attached.tree.walk(&visit, &mut |_| {})
+        attached.tree.walk(&self.walkers(), &visit, &mut |_| {})
     }
 
     /// Unlinks what the scope has in the attached directory. May be repeated.
@@ -49,9 +49,6 @@ impl Store {
             self.index.lock().hide_shadows(home.number);
         }
         let visit = |entry| {
-            if self.is_stopping() {
-                return Err(Error::new(Kind::Busy, "the store is being closed"));
-            }
             let found = attached.record_of(entry)?.filter(|f| scope.includes_tenant(&f.tenant));
             let Some(found) = found else { return Ok(()) };
             step!("removal.legacy");
@@ -61,7 +58,7 @@ impl Store {
             }
             Ok(())
         };
-        attached.tree.walk(&visit, &mut |_| {})
+        attached.tree.walk(&self.walkers(), &visit, &mut |_| {})
     }
 
     /// Looks again, at every file.
@@ -75,7 +72,7 @@ impl Store {
             }
             None => Ok(()),
         };
-        attached.tree.walk(&visit, &mut |_| {})
+        attached.tree.walk(&self.walkers(), &visit, &mut |_| {})
     }
 
     /// Makes what was unlinked in the attached directory stay so when power is lost.

@@ -17,7 +17,7 @@ use crate::key::{Key, Tenant};
 use crate::os::{self, Attr, Dir, DirEntry, EntryType};
 use crate::store::jobs::{self, Teller};
 use crate::store::object::is_obstacle;
-use crate::store::walkers;
+use crate::store::walkers::Walkers;
 
 use super::tenant_map::TenantMap;
 
@@ -199,7 +199,12 @@ impl Tree {
 
     /// Shows every entry to `visit`, from several threads, in no order. An error of `visit` ends the walk as one of the
     /// disk does. `progress` is called with the number of entries so far.
-    pub fn walk(&self, visit: Visit<'_>, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    pub(in crate::store) fn walk(
+        &self,
+        walkers: &Walkers<'_>,
+        visit: Visit<'_>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         let list = || self.fsdir.read_dir(".")?.map_or(Ok(Vec::new()), |dir| dir.entries_once());
         let entries = list().map_err(|e| e.context(self.path.display()))?;
         let walk = Walk { tree: self, visit, canonical: entries.iter().any(|e| is_level(e, true)) };
@@ -208,7 +213,7 @@ impl Tree {
         for entry in others {
             walk.reject(&self.fsdir, &[], &entry)?;
         }
-        jobs::run((walkers::threads(), &levels), |level, told| walk.upper(level, told), progress).map(drop)
+        jobs::run(walkers, &levels, |level, told| walk.upper(level, told), progress).map(drop)
     }
 
     /// Opens the record of a storage key; `None` where there is none, or what is there is no record of it.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -16,6 +17,7 @@ use super::{key, tenant};
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy::{self, FSDIR, StorageKey};
 use crate::store::legacy::{Entry, Found, Layout, TenantMap, TenantRule, Tree, Why};
+use crate::store::walkers::Walkers;
 
 /// The fixtures, unpacked.
 pub(super) fn fixtures() -> TempDir {
@@ -92,7 +94,7 @@ fn walk(tree: &Tree) -> Result<Walked> {
         }
         Ok(())
     };
-    tree.walk(&visit, &mut |n| counted = n)?;
+    tree.walk(&Walkers::alone(2, &AtomicBool::new(false)), &visit, &mut |n| counted = n)?;
     let (records, rejected) = seen.into_inner();
     Ok(Walked { records, rejected, counted })
 }
@@ -289,7 +291,10 @@ fn an_error_of_the_visitor_ends_the_walk() {
         dir.record(Layout::Legacy, format!("default\0{n}").as_bytes(), b"value");
     }
     let visit = |_| Err(Error::new(Kind::NoSpace, "enough"));
-    assert_eq!(dir.tree().walk(&visit, &mut |_| {}).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(
+        dir.tree().walk(&Walkers::alone(2, &AtomicBool::new(false)), &visit, &mut |_| {}).unwrap_err().kind(),
+        Kind::NoSpace
+    );
 }
 
 #[test]
