@@ -135,6 +135,33 @@ fn assert_the_26(m: &Mount) {
     run(python.args(["-c", READ_ALL]).env("V", vectors).env("R", &m.mnt)).ok();
 }
 
+/// What is mounted inside the directory may be anybody's: it is named, not read, and the import is not complete.
+#[test]
+fn what_is_mounted_inside_the_directory_is_named_and_not_read() {
+    if !can_mount() {
+        return;
+    }
+    let from = written(&["a"], 200, 100);
+    let level = fs::read_dir(from.path().join("file_per_key_dir")).unwrap().next().unwrap().unwrap().path();
+    let below: usize =
+        fs::read_dir(&level).unwrap().map(|lower| fs::read_dir(lower.unwrap().path()).unwrap().count()).sum();
+    run(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&level)).ok();
+    fs::write(level.join("a"), b"of another filesystem").unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let store = root.path().join("store");
+    let (code, object) = import_json(&store, from.path(), &[]);
+    run(Command::new("umount").arg(&level)).ok();
+    assert_eq!((code, object["complete"].as_bool()), (1, Some(false)), "{object}");
+    assert_eq!(number(&object, "imported"), (200 - below) as u64);
+    let findings = object["findings"].as_array().unwrap();
+    let at = level.file_name().unwrap().to_str().unwrap();
+    assert_eq!(findings.len(), 1, "{object}");
+    assert_eq!((&findings[0]["path"], &findings[0]["kind"]), (&at.into(), &"mount".into()), "{object}");
+    let (code, object) = import_json(&store, from.path(), &[]);
+    assert_eq!((code, number(&object, "imported")), (0, below as u64), "{object}");
+    assert_eq!(number(&object, "already_there"), (200 - below) as u64);
+}
+
 #[test]
 fn what_the_released_program_wrote_is_served_and_cleared_by_tenant() {
     let (_dir, real) = fixtures();
