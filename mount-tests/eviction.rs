@@ -176,7 +176,10 @@ fn a_victim_that_cannot_be_deleted_does_not_stop_eviction() {
         assert!(m.status_number("used_bytes") <= 32 << 20);
         // What is still on the disk is still counted; eviction may be at work for a moment longer.
         let on_disk = || m.records().iter().map(|(_, bytes)| bytes).sum::<u64>();
-        let counted = || m.status_number("used_bytes") == on_disk();
+        let counted = || {
+            m.settle_blocks();
+            m.status_number("used_bytes") == on_disk()
+        };
         assert!(
             wait_until(Duration::from_secs(30), counted),
             "{} on disk, {}",

@@ -15,6 +15,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
@@ -387,6 +388,8 @@ impl Mount {
     pub(crate) fn kill(&mut self) {
         kill_process(self.pid(), Signal::KILL).unwrap();
         self.wait_for_exit();
+        // What the next start counts is then what there is.
+        self.write_out();
     }
 
     /// SIGKILL and a new mount, which must clear the dead one by itself.
@@ -442,8 +445,25 @@ impl Mount {
     }
 
     /// Has the filesystem of the store write everything out: while ext4 does, a file may have no blocks for a moment.
-    pub(crate) fn write_out(&self) {
+    fn write_out(&self) {
         rustix::fs::syncfs(File::open(&self.store).unwrap()).unwrap();
+    }
+
+    /// Before used bytes are compared with the disk. The filesystem may give a file a block for its map, or take it
+    /// back, when it writes the file out; the store counts that when the key is next looked at.
+    pub(crate) fn settle_blocks(&self) {
+        self.write_out();
+        let mut todo = vec![self.mnt.clone()];
+        while let Some(dir) = todo.pop() {
+            for path in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
+                let no_cache = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+                // A key may be evicted meanwhile.
+                let Ok(seen) = statx(CWD, &path, no_cache, StatxFlags::BASIC_STATS) else { continue };
+                if FileType::from_raw_mode(seen.stx_mode.into()).is_dir() {
+                    todo.push(path);
+                }
+            }
+        }
     }
 
     /// The record files in the store, with their allocated bytes.

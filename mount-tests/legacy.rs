@@ -117,6 +117,7 @@ fn attached(m: &Mount, name: &str) -> u64 {
 /// Usage is what the records of the store and the files of the directory occupy.
 #[track_caller]
 fn assert_counted(m: &Mount, at: &Path) {
+    m.settle_blocks();
     let records: u64 = m.records().iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(m.status_number("used_bytes"), records + bytes_of(&files(at)));
 }

@@ -3,7 +3,6 @@
 use std::fs;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use serde_json::Value;
 
 use crate::harness::{Builder, Mount, can_mount, each, each_with, wait_until};
@@ -14,27 +13,10 @@ fn small(builder: Builder) -> Builder {
     builder.size("32MiB")
 }
 
-/// The filesystem below may give a file a block for its map, or take it back, when it writes the file out; the store
-/// counts that when the key is next looked at.
-fn settle_blocks(m: &Mount) {
-    m.write_out();
-    let mut todo = vec![m.mnt.clone()];
-    while let Some(dir) = todo.pop() {
-        for path in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
-            let no_cache = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
-            // A key may be evicted meanwhile.
-            let Ok(seen) = statx(CWD, &path, no_cache, StatxFlags::BASIC_STATS) else { continue };
-            if FileType::from_raw_mode(seen.stx_mode.into()).is_dir() {
-                todo.push(path);
-            }
-        }
-    }
-}
-
 /// Use as df, status and the records themselves tell it.
 #[track_caller]
 fn assert_counts_agree(m: &Mount) {
-    settle_blocks(m);
+    m.settle_blocks();
     let records: u64 = m.records().iter().map(|(_, bytes)| bytes).sum();
     let status = m.status();
     assert_eq!(status["used_bytes"], records, "{status}");

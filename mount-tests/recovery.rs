@@ -28,6 +28,7 @@ fn a_clean_restart_keeps_everything() {
              cp $M/d/k7 $R/other/k; ln -s d/k1 $M/l; : > $M/empty; cp -a $M $W/copy",
         )
         .ok();
+        m.settle_blocks();
         let before = m.status();
         m.remount();
         assert_recovered(m);

@@ -303,6 +303,7 @@ pub(crate) fn assert_empty(m: &Mount, name: &str) {
 pub(crate) fn assert_counters_equal_the_disk(m: &Mount) {
     assert!(wait_until(PATIENCE, || m.status_number("staged_bytes") == 0), "{}", m.status());
     assert!(wait_until(PATIENCE, || is_empty_dir(&m.store.join("data/.trash"))), "trash is left");
+    m.settle_blocks();
     let status = m.status();
     let records = m.records();
     let walked: u64 = records.iter().map(|(_, bytes)| bytes).sum();
