@@ -152,7 +152,7 @@ fn values_that_are_being_edited_are_no_victims() {
 fn readers_of_an_evicted_value_finish() {
     let bench = three();
     let a = bench.child(default_dir(&bench), b"a").unwrap();
-    let mut file = bench.open_value(a).unwrap().unwrap().file;
+    let mut file = bench.open_value(a, None).unwrap().unwrap().file;
     bench.evict_to_percent(0);
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
