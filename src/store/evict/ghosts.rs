@@ -50,7 +50,7 @@ impl Ghosts {
     /// The place where a fingerprint belongs.
     fn home(&self, print: u32) -> usize {
         // The fingerprint as a fraction of its range: no division, and any length of the table.
-        (u64::from(print) * self.prints.len() as u64 >> 32) as usize
+        ((u64::from(print) * self.prints.len() as u64) >> 32) as usize
     }
 
     fn next(&self, at: usize) -> usize {

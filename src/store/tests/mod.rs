@@ -32,6 +32,7 @@ mod gate;
 mod import;
 mod legacy_tree;
 mod model;
+mod order;
 mod races;
 mod recovery;
 mod refusal;

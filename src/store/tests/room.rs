@@ -159,27 +159,6 @@ fn readers_of_an_evicted_value_finish() {
     assert_eq!((bytes, get(&bench, b"a")), (VALUE.to_vec(), None));
 }
 
-#[test]
-fn eviction_goes_by_policy_across_restarts() {
-    for (policy, left) in [(PolicyName::Fifo, ["c", "d"]), (PolicyName::Lru, ["a", "d"])] {
-        for restart in [false, true] {
-            let mut bench = with_limits(256, None, policy);
-            for name in [b"a", b"b", b"c", b"d"] {
-                put(&bench, name, &VALUE).unwrap();
-            }
-            get(&bench, b"a").unwrap();
-            if restart {
-                bench.close_and_reopen();
-            }
-            bench.evict_to_percent(50);
-            let mut found = names(&bench);
-            found.sort();
-            assert_eq!(found, left, "{policy:?}, restart {restart}");
-            bench.sound();
-        }
-    }
-}
-
 /// chattr +i makes the coldest record one that cannot be removed.
 #[test]
 fn one_victim_that_cannot_be_removed_does_not_stop_eviction() {
