@@ -99,10 +99,12 @@ fn main() {
         &keys,
         || {
             let mut cache = lru::LruCache::new(size.try_into().expect("above 0"));
-            (0..KEYS).for_each(|key| drop(cache.put(key, ())));
+            for key in 0..KEYS {
+                cache.put(key, ());
+            }
             cache
         },
-        |cache, key| drop(black_box(cache.get(&u64::from(key)))),
+        |cache, key| _ = black_box(cache.get(&u64::from(key))),
     );
     measure(
         "crate quick_cache",
@@ -112,7 +114,7 @@ fn main() {
             (0..KEYS).for_each(|key| cache.insert(key, ()));
             cache
         },
-        |cache, key| drop(black_box(cache.get(&u64::from(key)))),
+        |cache, key| _ = black_box(cache.get(&u64::from(key))),
     );
     measure(
         "crate moka",
@@ -123,6 +125,6 @@ fn main() {
             cache.run_pending_tasks();
             cache
         },
-        |cache, key| drop(black_box(cache.get(&u64::from(key)))),
+        |cache, key| _ = black_box(cache.get(&u64::from(key))),
     );
 }
