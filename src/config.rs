@@ -10,6 +10,13 @@ use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
+mod evict;
+
+pub use evict::{
+    DEFAULT_ORDER_INTERVAL, EvictOptions, MAX_EVICT_PERCENT, MAX_ORDER_INTERVAL, MAX_QUEUES, PolicyName,
+    parse_order_interval,
+};
+
 /// Percent of the quota above which background eviction starts, where nobody says otherwise.
 pub const DEFAULT_HIGH_PERCENT: u8 = 97;
 /// Percent of the quota at which background eviction stops, where nobody says otherwise.
@@ -95,36 +102,6 @@ impl Checksum {
     pub const NAMES: [(&'static str, Self); 2] = [("off", Self::Off), ("on", Self::On)];
 }
 
-/// Which key goes when room is needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PolicyName {
-    /// First published, first out.
-    Fifo,
-    /// Least recently opened or published, first out.
-    Lru,
-}
-
-impl PolicyName {
-    /// Every choice, by the name that a person types.
-    pub const NAMES: [(&'static str, Self); 2] = [("fifo", Self::Fifo), ("lru", Self::Lru)];
-
-    /// The name that a person types, and that the status shows.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fifo => "fifo",
-            Self::Lru => "lru",
-        }
-    }
-}
-
-impl FromStr for PolicyName {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        choice("eviction policy", text, &Self::NAMES)
-    }
-}
-
 /// Whether the kernel moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passthrough {
@@ -167,6 +144,10 @@ pub struct StoreSettings {
     pub quota: Quota,
     /// Eviction policy.
     pub policy: PolicyName,
+    /// Its parameters.
+    pub evict: EvictOptions,
+    /// How often the eviction order is written while keys are used.
+    pub order_interval: Duration,
     /// What a publication promises.
     pub durability: Durability,
     /// Whether records get a checksum of their content.
@@ -186,7 +167,9 @@ impl Default for StoreSettings {
                 high_percent: DEFAULT_HIGH_PERCENT,
                 low_percent: DEFAULT_LOW_PERCENT,
             },
-            policy: PolicyName::Lru,
+            policy: PolicyName::MqChain,
+            evict: EvictOptions::default(),
+            order_interval: DEFAULT_ORDER_INTERVAL,
             durability: Durability::Rename,
             checksum: Checksum::Off,
             attach: None,
@@ -246,6 +229,18 @@ pub mod limits {
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
     pub const IDLE_POLL: Duration = Duration::from_secs(1);
+    /// Runs of clients that are followed at once.
+    pub const RUNS: usize = 1024;
+    /// Keys of a run, at most; and no more than this part of all keys,
+    pub const RUN_KEYS: usize = 1024;
+    /// a sixteenth of them,
+    pub const RUN_SHARE: usize = 16;
+    /// but in a store of few keys these.
+    pub const SHORTEST_RUN_BOUND: usize = 8;
+    /// A pause that ends a run.
+    pub const RUN_PAUSE: Duration = Duration::from_secs(1);
+    /// Keys whose place in the eviction order is looked up at once: the index waits that long.
+    pub const ORDERED_AT_ONCE: usize = 1024;
     /// Threads that an import copies with, at most.
     pub const IMPORT_THREADS: usize = 8;
     /// Values that one of them takes on at once.

@@ -11,7 +11,8 @@ use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
 use crate::config::{
-    self, AttachLegacy, Checksum, Durability, MountSettings, Passthrough, PolicyName, Quota, StoreSettings,
+    self, AttachLegacy, Checksum, Durability, EvictOptions, MountSettings, Passthrough, PolicyName, Quota,
+    StoreSettings,
 };
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy;
@@ -42,8 +43,20 @@ pub(super) struct MountArgs {
     #[command(flatten)]
     quota: QuotaArgs,
     /// Which key goes when room is needed
-    #[arg(long, value_name = "POLICY", value_parser = named(&PolicyName::NAMES), default_value = "lru", help_heading = QUOTA)]
+    #[arg(long, value_name = "POLICY", value_parser = named(&PolicyName::NAMES), default_value = "mq-chain", help_heading = QUOTA)]
     evict: PolicyName,
+    /// For mq and mq-chain: queues, by the logarithm of how often a key was used [default: 4]
+    #[arg(long, value_name = "N", help_heading = QUOTA)]
+    evict_queues: Option<u8>,
+    /// For mq and mq-chain: uses of other keys after which a key moves down by a queue, in percent of all keys [default: 50]
+    #[arg(long, value_name = "PERCENT", help_heading = QUOTA)]
+    evict_lifetime: Option<u32>,
+    /// For mq and mq-chain: evicted keys whose frequency is remembered, in percent of all keys [default: 200]
+    #[arg(long, value_name = "PERCENT", help_heading = QUOTA)]
+    evict_ghosts: Option<u32>,
+    /// How often the eviction order is written while keys are used: what an unclean stop may lose of it [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = config::parse_order_interval, help_heading = QUOTA)]
+    order_interval: Option<Duration>,
 
     /// What a close promises: namespace order (rename), or to outlast a loss of power (fsync)
     #[arg(long, value_name = "HOW", value_parser = named(&Durability::NAMES), default_value = "rename", help_heading = BEHAVIOUR)]
@@ -176,7 +189,12 @@ impl MountArgs {
             ));
         }
         TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
+        self.evict_options()?;
         self.quota.quota().map(drop)
+    }
+
+    fn evict_options(&self) -> Result<EvictOptions> {
+        EvictOptions::new(self.evict_queues, self.evict_lifetime, self.evict_ghosts)
     }
 
     /// The legacy directory, by a path that means the same from everywhere. One that the mount would cover, or that
@@ -205,6 +223,8 @@ impl MountArgs {
         Ok(StoreSettings {
             quota: self.quota.quota()?,
             policy: self.evict,
+            evict: self.evict_options()?,
+            order_interval: self.order_interval.unwrap_or(config::DEFAULT_ORDER_INTERVAL),
             durability: self.durability,
             checksum: self.checksum,
             evicts: true,

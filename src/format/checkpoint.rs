@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Epoch, RecordKind, Tenant};
 
-const MAGIC: &[u8; 16] = b"FENCEFS-CHECK-1\n";
+const MAGIC: &[u8; 16] = b"FENCEFS-CHECK-2\n";
 const PINNED: u8 = 1;
 const RECORDED: u8 = 2;
 const SUM_BYTES: usize = 8;
@@ -79,6 +79,8 @@ pub struct Entry<'a> {
     pub pinned: bool,
     /// Allocated blocks of 512 bytes.
     pub blocks: u64,
+    /// How a value was used, as the eviction order has it; 0 of a directory.
+    pub heat: u8,
     /// Present for a directory.
     pub directory: Option<DirectoryPart>,
 }
@@ -126,6 +128,9 @@ impl Writer {
         out.push(if entry.pinned { PINNED } else { 0 } | if recorded { RECORDED } else { 0 });
         out.extend_from_slice(&(entry.name.len() as u16).to_le_bytes());
         out.extend_from_slice(&entry.blocks.to_le_bytes());
+        if entry.directory.is_none() {
+            out.push(entry.heat);
+        }
         if let Some(d) = &entry.directory {
             for n in [d.mode, d.uid, d.gid] {
                 out.extend_from_slice(&n.to_le_bytes());
@@ -237,7 +242,12 @@ fn entry_of<'a>(rest: &mut &'a [u8], directories: &mut Directories) -> Result<En
     }
     let length = array(rest).map(u16::from_le_bytes)?;
     let blocks = u64_of(rest)?;
-    let directory = if is_dir { Some(directory_of(rest, flags & RECORDED != 0)?) } else { None };
+    let (directory, heat) = if is_dir {
+        (Some(directory_of(rest, flags & RECORDED != 0)?), 0)
+    } else {
+        let [heat] = array(rest)?;
+        (None, heat)
+    };
     let name = take(rest, length.into())?;
     let is_whole_key = directories.unspelled.contains(&parent) && !is_dir;
     let is_no_name = matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, 0 | b'/'));
@@ -251,7 +261,7 @@ fn entry_of<'a>(rest: &mut &'a [u8], directories: &mut Directories) -> Result<En
         let count = directories.count.checked_add(1);
         directories.count = count.ok_or_else(|| bad("it has too many directories"))?;
     }
-    Ok(Entry { parent, name, kind, pinned: flags & PINNED != 0, blocks, directory })
+    Ok(Entry { parent, name, kind, pinned: flags & PINNED != 0, blocks, heat, directory })
 }
 
 impl<'a> Checkpoint<'a> {
@@ -311,10 +321,18 @@ mod tests {
             kind: RecordKind::File,
             pinned: true,
             blocks: 8,
+            heat: 0x23,
             directory: None,
         };
         let entries = vec![
-            Entry { parent: 1, name: b"d", kind: RecordKind::Directory, directory: Some(dir), ..value },
+            Entry {
+                parent: 1,
+                name: b"d",
+                kind: RecordKind::Directory,
+                heat: 0,
+                directory: Some(dir),
+                ..value
+            },
             value,
             Entry { parent: 0, name: b"l", kind: RecordKind::Symlink, pinned: false, ..value },
         ];

@@ -231,7 +231,7 @@ impl Fs {
         }
         if only_times && set.mtime == SetTime::Keep {
             // Some clients mark a key as used by its access time alone.
-            self.store.touch(id);
+            self.store.touch(id, who.opener());
         }
         if let Some(mode) = set.mode {
             self.acl_follows_mode(who, id, mode)?;
@@ -455,11 +455,11 @@ impl Fs {
         let creating = self.opens.all_creating(from.0, from.1);
         let own = creating.into_iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)));
         if let Some((open, writing)) = own.and_then(|o| o.unsettled().cloned().map(|w| (o, w))) {
-            return self.rename_unpublished(&open, &writing, from, to, how);
+            return self.rename_unpublished(&open, &writing, from, to, (how, who));
         }
         let id = self.store.child(from.0, from.1).ok_or_else(absent)?;
         self.inherit_uncached(self.store.child(to.0, to.1), id);
-        self.store.rename(from, to, how)?;
+        self.store.rename_by(from, to, how, who.opener())?;
         for writing in self.opens.replacing(id) {
             // What replaces this value follows its name.
             self.store.retarget(&writing.staged.lock(), to.0, to.1)?;
@@ -496,7 +496,7 @@ impl Fs {
         writing: &Arc<Writing>,
         from: (NodeId, &[u8]),
         to: (NodeId, &[u8]),
-        how: RenameHow,
+        (how, who): (RenameHow, Caller),
     ) -> Result<()> {
         // Before anything is changed; while it is refused nothing has happened.
         drop(writing.home.fence.commit(writing.home.epoch)?);
@@ -523,7 +523,7 @@ impl Fs {
             && self.store.child(from.0, from.1) == Some(open.node)
         {
             // Another thread's close published it under its old name meanwhile.
-            self.store.rename(from, to, how)?;
+            self.store.rename_by(from, to, how, who.opener())?;
         }
         Ok(())
     }

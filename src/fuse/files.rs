@@ -21,7 +21,7 @@ use crate::format::legacy::Span;
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
 use crate::store::legacy::Value;
-use crate::store::{NodeId, Owner, ROOT, Staged};
+use crate::store::{NodeId, Opener, Owner, ROOT, Staged};
 
 /// Who asks: credentials and thread.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,13 @@ pub(super) struct Caller {
 impl From<&Request> for Caller {
     fn from(req: &Request) -> Self {
         Caller { uid: req.uid(), gid: req.gid(), tid: req.pid() }
+    }
+}
+
+impl Caller {
+    /// Whose run a use belongs to: threads are told apart, and nothing is asked about them.
+    pub(super) fn opener(self) -> Option<Opener> {
+        Some(Opener(self.tid)).filter(|o| o.0 != 0)
     }
 }
 
@@ -196,6 +203,7 @@ impl Fs {
         let owner = self.new_owner(who, parent, mode, umask)?;
         let mut staged = self.store.stage(parent, name, RecordKind::File, owner.owner)?;
         owner.store_acl(staged.file())?;
+        staged.opener = who.opener();
         let node = staged.node();
         if !writes(flags) {
             // Nothing can be written through it: the value is empty, and whole.
@@ -288,7 +296,7 @@ impl Fs {
         }
         if let Some(open) = self.opens.enter_if_open(id) {
             if self.store.is_named(id) {
-                self.store.touch(id);
+                self.store.touch(id, who.opener());
             } else if open.is_cancelled() {
                 // Who has it open goes on; nobody else finds it any more.
                 self.opens.leave(&open);
@@ -297,7 +305,7 @@ impl Fs {
             let file = Arc::clone(&open.file);
             return self.answer(open, file, None, None, flags);
         }
-        let Value { file, span, .. } = match self.store.open_value(id)? {
+        let Value { file, span, .. } = match self.store.open_value(id, who.opener())? {
             Some(value) => value,
             None => self.open_successor(who, id, MAY_READ)?.1,
         };
@@ -310,7 +318,7 @@ impl Fs {
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
             let next = self.store.successor(id).ok_or_else(gone)?;
-            Ok(self.store.open_value(next)?.map(|value| (next, value)))
+            Ok(self.store.open_value(next, None)?.map(|value| (next, value)))
         };
         // The successor may be overtaken as well.
         let mut found = None;
@@ -521,7 +529,7 @@ impl Fs {
         reply: &OpenReply,
     ) -> Result<Opened> {
         let again = self.came_back(who);
-        let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id)? {
+        let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id, None)? {
             Some(value) => (id, value),
             None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
             None if !again => return Err(self.send_back(who)),
@@ -532,7 +540,8 @@ impl Fs {
         let staged = self
             .spare_cached_readers(who, &open, again)
             .and_then(|()| self.stage_replacement(old, &old_file, &old_attr));
-        let (staged, (parent, name)) = staged.inspect_err(|_| self.opens.leave(&open))?;
+        let (mut staged, (parent, name)) = staged.inspect_err(|_| self.opens.leave(&open))?;
+        staged.opener = who.opener();
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());

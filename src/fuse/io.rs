@@ -30,7 +30,7 @@ impl Fs {
                 return Ok(None);
             }
             // Whoever has the old file open sees what is edited now, as in any file.
-            let Some(value) = self.store.open_value(open.node)?.filter(|v| v.span.is_none()) else {
+            let Some(value) = self.store.open_value(open.node, None)?.filter(|v| v.span.is_none()) else {
                 return Ok(None);
             };
             return Ok(Some(open.moved.get_or_init(|| Arc::new(value.file))));

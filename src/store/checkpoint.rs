@@ -15,15 +15,14 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Store;
-use super::evict::Slot;
+use super::evict::{Heat, Slot};
 use super::fill::{Recovered, link};
 use super::index::{DirAttr, Directory, Index, NodeId, ROOT};
-use super::scan::ORDER_MAGIC;
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::format::checkpoint::{Checkpoint, DirectoryPart, Entry, Head, Moment, TenantPart, Writer};
 use crate::format::layout;
-use crate::key::{Digest, RecordKind};
+use crate::key::RecordKind;
 use crate::ledger::Applied;
 use crate::os::{self, Dir, Timespec, XattrMode};
 
@@ -145,7 +144,7 @@ impl Store {
     /// What a clean stop leaves: the eviction order, the directory times that only memory has, and the checkpoint.
     pub(super) fn write_stop(&self) -> Result<()> {
         self.write_times()?;
-        self.replace_root_file(layout::ORDER, &self.order()?)?;
+        self.write_order()?;
         step!("checkpoint.begin");
         let tops = self.tops();
         // Nothing is admitted from here on, and what was admitted is done.
@@ -188,19 +187,6 @@ impl Store {
         Ok(())
     }
 
-    /// The file `order`.
-    fn order(&self) -> Result<Vec<u8>> {
-        let index = self.index.lock();
-        let mut bytes = ORDER_MAGIC.to_vec();
-        for slot in index.policy.order() {
-            let home = &index.tenant_of(index.id_of(slot))?.home;
-            let key = index.key_of(slot)?;
-            let digest = Digest::of(&home.tenant, key.as_bytes(), index.at(slot).kind);
-            bytes.extend_from_slice(&digest.to_u128().to_le_bytes());
-        }
-        Ok(bytes)
-    }
-
     /// The checkpoint's bytes; none where memory is not sure to be what the disk holds.
     fn encode(&self, stop: u128, tops: &Tops) -> Result<Option<Vec<u8>>> {
         let mut parts = self.parts(tops)?;
@@ -229,13 +215,10 @@ impl Store {
             }
             at += 1;
         }
-        for slot in index.policy.order() {
+        for (slot, heat) in index.order.all() {
             let parent = numbers.get(&index.at(slot).parent);
-            writer.entry(&entry_of(
-                &index,
-                slot,
-                *parent.ok_or_else(|| unusable("a value has no directory"))?,
-            ));
+            let parent = *parent.ok_or_else(|| unusable("a value has no directory"))?;
+            writer.entry(&Entry { heat: heat.byte(), ..entry_of(&index, slot, parent) });
         }
         Ok(Some(writer.seal()))
     }
@@ -280,7 +263,7 @@ fn entry_of(index: &Index, slot: Slot, parent: u32) -> Entry<'_> {
         times: [moment(d.attr.atime), moment(d.attr.mtime), moment(d.attr.ctime)],
     });
     let kind = if directory.is_some() { RecordKind::Directory } else { node.kind };
-    Entry { parent, name: &node.name, kind, pinned: node.pinned, blocks: node.blocks, directory }
+    Entry { parent, name: &node.name, kind, pinned: node.pinned, blocks: node.blocks, heat: 0, directory }
 }
 
 fn place_all(
@@ -316,6 +299,7 @@ fn place_all(
             unverified: false,
             attached: false,
             blocks: entry.blocks,
+            heat: Heat::from_byte(entry.heat),
         };
         let node = link(index, parent, entry.name, &what, dir)?;
         if is_dir {

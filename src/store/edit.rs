@@ -11,6 +11,7 @@ use parking_lot::MutexGuard;
 
 use super::Store;
 use super::content::Summed;
+use super::evict::Opener;
 use super::index::{NodeId, State};
 use super::legacy::Value;
 use super::object::{Found, Place, absent};
@@ -61,12 +62,12 @@ impl Store {
     }
 
     /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
-    pub fn open_value(&self, id: NodeId) -> Result<Option<Value>> {
+    pub fn open_value(&self, id: NodeId, opener: Option<Opener>) -> Result<Option<Value>> {
         self.verify_first(id)?;
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let opened = self.open_kept(&home, &place, id)?;
-        if opened.is_some() {
-            self.index.lock().policy.touch(id.slot());
+        if let Some(value) = &opened {
+            self.index.lock().opened(id, opener, Some(value.attr.size_bytes));
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
         }
         Ok(opened)
@@ -122,7 +123,7 @@ impl Store {
                 }
                 let mut index = self.index.lock();
                 index.add_writers(id, 1)?;
-                index.policy.touch(id.slot());
+                index.opened(id, None, None);
                 Ok(Some((file, attr)))
             }
             Found::Invalid(why) => {

@@ -6,14 +6,13 @@
 use std::sync::Arc;
 
 use super::Store;
+use super::evict::Heat;
 use super::index::{DirAttr, Directory, Index, NodeId};
+use super::order_file::{NO_RANK, Turn};
 use super::tenants::{Home, dir_attr};
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, RecordKind};
 use crate::os::{Attr, Timespec};
-
-/// The rank of a value that no order names: it comes behind those that one does.
-pub(super) const NO_RANK: u32 = u32::MAX;
 
 /// The nanosecond of a record's last change, not below any rank.
 fn changed(attr: &Attr) -> u64 {
@@ -33,7 +32,7 @@ pub(super) struct Seen<'a> {
     pub(super) attached: bool,
     pub(super) attr: &'a Attr,
     /// Its place in the eviction order, if that is known.
-    pub(super) rank: u32,
+    pub(super) turn: Turn,
 }
 
 /// A record, as small as it gets: a start holds one for each key beside the index that it fills.
@@ -45,20 +44,27 @@ struct Row {
     /// Where its key begins.
     at: u32,
     length: u16,
-    kind: RecordKind,
-    /// [`PINNED`], [`UNVERIFIED`], [`ATTACHED`].
+    heat: Heat,
+    /// [`PINNED`], [`UNVERIFIED`], [`ATTACHED`], [`DIRECTORY`], [`SYMLINK`].
     marks: u8,
 }
 
 const PINNED: u8 = 1;
 const UNVERIFIED: u8 = 2;
 const ATTACHED: u8 = 4;
+const DIRECTORY: u8 = 8;
+const SYMLINK: u8 = 16;
 
 impl Row {
     fn recovered(&self) -> Recovered {
-        let [pinned, unverified, attached] =
-            [PINNED, UNVERIFIED, ATTACHED].map(|mark| self.marks & mark != 0);
-        Recovered { kind: self.kind, pinned, unverified, attached, blocks: self.blocks }
+        let [pinned, unverified, attached, directory, symlink] =
+            [PINNED, UNVERIFIED, ATTACHED, DIRECTORY, SYMLINK].map(|mark| self.marks & mark != 0);
+        let kind = match (directory, symlink) {
+            (true, _) => RecordKind::Directory,
+            (_, true) => RecordKind::Symlink,
+            _ => RecordKind::File,
+        };
+        Recovered { kind, pinned, unverified, attached, blocks: self.blocks, heat: self.heat }
     }
 }
 
@@ -85,13 +91,18 @@ impl Batch {
         let too_much = |_| Error::new(Kind::TooMany, "there are more keys in it than can be counted");
         let row = Row {
             blocks: seen.attr.blocks,
-            warmth: if seen.rank == NO_RANK { changed(seen.attr) } else { seen.rank.into() },
+            warmth: if seen.turn.rank == NO_RANK { changed(seen.attr) } else { seen.turn.rank.into() },
             at: u32::try_from(self.keys.len()).map_err(too_much)?,
             length: u16::try_from(key.len()).map_err(too_much)?,
-            kind: seen.kind,
+            heat: seen.turn.heat,
             marks: (u8::from(seen.pinned) * PINNED)
                 | (u8::from(seen.unverified) * UNVERIFIED)
-                | (u8::from(seen.attached) * ATTACHED),
+                | (u8::from(seen.attached) * ATTACHED)
+                | match seen.kind {
+                    RecordKind::Directory => DIRECTORY,
+                    RecordKind::Symlink => SYMLINK,
+                    RecordKind::File => 0,
+                },
         };
         self.keys.extend_from_slice(key);
         match seen.kind {
@@ -204,6 +215,7 @@ pub(super) fn implied_dir(index: &mut Index, parent: NodeId, name: &[u8]) -> Res
         unverified: false,
         attached: false,
         blocks: 0,
+        heat: Heat::default(),
     };
     link(index, parent, name, &what, Some(Directory::new(attr, false)))
 }
@@ -215,6 +227,7 @@ pub(super) struct Recovered {
     pub(super) unverified: bool,
     pub(super) attached: bool,
     pub(super) blocks: u64,
+    pub(super) heat: Heat,
 }
 
 /// Links a recovered node without moving its directory's times.
@@ -228,8 +241,12 @@ pub(super) fn link(
     let tenant = index.tenant_of(parent)?.home.number;
     let above = index.dir(parent)?;
     let (attr, dirty) = (above.attr, above.dirty);
+    let is_value = dir.is_none();
     let id = index.add_pending(parent, name, tenant, what.kind, dir);
-    index.link(id, what.blocks, attr.mtime)?;
+    index.join(id, what.blocks, attr.mtime)?;
+    if is_value {
+        index.order.restored(id.slot(), what.heat);
+    }
     let above = index.dir_mut(parent)?;
     (above.attr, above.dirty) = (attr, dirty);
     if what.pinned {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::evict::{Policy, Slot};
+use super::evict::{Order, Slot};
 use super::legacy::Outside;
 use super::node::ROOT_SLOT;
 pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, Source, State};
@@ -60,7 +60,7 @@ impl TenantEntry {
 /// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes and what is
 /// hidden ([`Index::check`] recomputes both).
 pub struct Index {
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     free: Vec<Slot>,
     names: HashTable<Slot>,
     hasher: DefaultHashBuilder,
@@ -79,7 +79,7 @@ pub struct Index {
     /// Bytes that eviction may not take.
     pub pinned_bytes: u64,
     /// Eviction order of every linked value and symlink.
-    pub policy: Box<dyn Policy>,
+    pub order: Order,
     /// What an attached directory holds of all that.
     pub(super) outside: Outside,
 }
@@ -90,7 +90,7 @@ fn gone() -> Error {
 
 impl Index {
     /// An index with nothing but the root directory.
-    pub fn new(policy: Box<dyn Policy>, root: DirAttr) -> Self {
+    pub fn new(order: Order, root: DirAttr) -> Self {
         let node = |state, dir| Node {
             generation: 0,
             parent: ROOT_SLOT,
@@ -123,7 +123,7 @@ impl Index {
             reserved_bytes: 0,
             reserved_keys: 0,
             pinned_bytes: 0,
-            policy,
+            order,
             outside: Outside::default(),
         }
     }
@@ -131,6 +131,7 @@ impl Index {
     /// Makes room for so many nodes more, in one piece.
     pub fn reserve(&mut self, nodes: usize) {
         self.nodes.reserve(nodes);
+        self.order.reserve(nodes);
         let (slots, hasher) = (&self.nodes, &self.hasher);
         self.names.reserve(nodes, |&s| {
             let n = &slots[s as usize];
@@ -292,9 +293,8 @@ impl Index {
         NodeId::new(slot, node.generation)
     }
 
-    /// Links a pending node under its parent and name; what stood there becomes an orphan and is returned.
-    /// The parent must be a linked directory.
-    pub fn link(&mut self, id: NodeId, blocks: u64, now: Timespec) -> Result<Option<NodeId>> {
+    /// What [`Index::link`] does, without a word to the eviction order.
+    pub(super) fn join(&mut self, id: NodeId, blocks: u64, now: Timespec) -> Result<Option<NodeId>> {
         let node = self.get(id)?;
         let parent = self.parent_of(node);
         self.dir(parent)?;
@@ -305,7 +305,7 @@ impl Index {
         let replaced = if is_dir { self.entry(parent.slot(), name) } else { self.child(parent, name) };
         if let Some(old) = replaced {
             self.leave_shadow(old)?;
-            self.unlink(old, now)?;
+            self.unlink_for_later(old, now)?;
         }
         let dir = self.dir_mut(parent)?;
         let cookie = dir.next_cookie;
@@ -324,7 +324,6 @@ impl Index {
         self.set_blocks(id, blocks)?;
         if !is_dir {
             self.count_keys(slot, 1);
-            self.policy.insert(slot);
         }
         Ok(replaced)
     }
@@ -338,7 +337,7 @@ impl Index {
         let is_dir = self.nodes[slot as usize].dir.is_some();
         if !is_dir {
             self.count_keys(slot, -1);
-            self.policy.remove(slot);
+            self.order.removed(slot);
         }
         self.detach(id, now)?;
         self.nodes[slot as usize].state = State::Orphan;
@@ -389,7 +388,7 @@ impl Index {
         let node = &mut self.nodes[slot as usize];
         (node.parent, node.parent_generation) = (parent.slot(), parent.generation());
         (node.name, node.state) = (name.into(), State::Pending);
-        let replaced = self.link(id, blocks, now)?;
+        let replaced = self.join(id, blocks, now)?;
         self.set_pinned(id, pinned)?;
         Ok(replaced)
     }
@@ -549,7 +548,7 @@ impl Index {
     }
 
     fn victim(&self, skip: &[NodeId], asked: &dyn Fn(&Node, NodeId) -> bool) -> Option<NodeId> {
-        let slot = self.policy.victim(&mut |slot| {
+        let slot = self.order.victim(&mut |slot| {
             let id = self.id_of(slot);
             let node = &self.nodes[slot as usize];
             !node.pinned
@@ -626,8 +625,8 @@ impl Index {
                 .push(format!("the attached directory serves {served:?}, counted {:?}", self.outside.served));
         }
         let named = self.charged().keys;
-        if self.policy.len() as u64 != named {
-            found.push(format!("{} keys in eviction order, {named} have names", self.policy.len()));
+        if self.order.len() as u64 != named {
+            found.push(format!("{} keys in eviction order, {named} have names", self.order.len()));
         }
         found
     }

@@ -32,6 +32,7 @@ pub mod legacy;
 pub mod names;
 pub mod node;
 pub mod object;
+mod order_file;
 pub mod proof;
 pub mod remove;
 pub mod room;
@@ -43,11 +44,13 @@ pub mod tenants;
 mod tests;
 mod trash;
 pub mod unspelled;
+mod uses;
 mod walkers;
 pub mod writer;
 
 pub use content::Passing;
 pub use edit::SetAttr;
+pub use evict::Opener;
 pub use index::{NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
 pub use remove::Removal;
@@ -138,6 +141,7 @@ pub struct Store {
     /// Something failed between the disk and the index: the next start looks at the disk.
     doubted: AtomicBool,
     keeper: Arc<room::Keeper>,
+    order_saved: Mutex<order_file::Saved>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
     last_error: Mutex<Option<String>>,
@@ -171,7 +175,8 @@ impl Store {
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
         let unclean = content::note_open(&data)?;
-        let policy = if settings.evicts { evict::new } else { evict::keeping_all }(settings.policy);
+        let policy = if settings.evicts { evict::new } else { evict::keeping_all };
+        let order = evict::Order::new(policy(settings.policy, settings.evict));
         let store = Arc::new(Store {
             staging: data.ensure_dir(layout::STAGING, 0o700)?,
             trash: data.ensure_dir(layout::TRASH, 0o700)?,
@@ -187,7 +192,7 @@ impl Store {
             // From the clock, so that names from before a restart are not used again.
             serial: AtomicU64::new(serial),
             acls: AtomicBool::new(acls),
-            index: Mutex::new(index::Index::new(policy, root_attr)),
+            index: Mutex::new(index::Index::new(order, root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             edits: content::Edits::new(),
             attached,
@@ -198,6 +203,7 @@ impl Store {
             stopping: AtomicBool::new(false),
             doubted: AtomicBool::new(false),
             keeper: Arc::default(),
+            order_saved: order_file::Saved::now(),
             events: Mutex::new(None),
             last_error: Mutex::new(None),
             counters: status::Counters::default(),
@@ -216,6 +222,7 @@ impl Store {
     /// Ends every mutation and writes what a clean stop leaves. Called once, after the last mount is gone.
     pub fn close(&self) -> Result<()> {
         self.stop_keeper();
+        self.settle_order();
         self.write_stop()?;
         self.note_clean()
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
+use super::evict::Opener;
 use super::index::{DirAttr, NodeId, ROOT};
 use super::object::{Found, Place, absent};
 use super::tenants::Home;
@@ -92,15 +93,6 @@ impl Store {
     /// Counts a look-up of a key that does not exist.
     pub fn count_miss(&self) {
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a use of a linked value.
-    pub fn touch(&self, id: NodeId) {
-        let mut index = self.index.lock();
-        if index.linked(id).is_ok_and(|n| n.dir.is_none()) {
-            index.policy.touch(id.slot());
-            self.counters.hits.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// Where a linked node stands: its directory, and its name there.
@@ -249,7 +241,7 @@ impl Store {
     /// The target of a symbolic link.
     pub fn read_link(&self, id: NodeId) -> Result<Vec<u8>> {
         let link = self
-            .open_value(id)?
+            .open_value(id, None)?
             .ok_or_else(|| Error::new(Kind::NotFound, "no such symbolic link any more"))?;
         let mut target = Vec::with_capacity(link.attr.size_bytes as usize);
         std::io::Read::read_to_end(&mut &link.file, &mut target)
@@ -314,6 +306,17 @@ impl Store {
         to: (NodeId, &[u8]),
         how: RenameHow,
     ) -> Result<Option<NodeId>> {
+        self.rename_by(from, to, how, None)
+    }
+
+    /// The same for a client. To the eviction order it is a publication of the key that it makes.
+    pub fn rename_by(
+        &self,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        how: RenameHow,
+        opener: Option<Opener>,
+    ) -> Result<Option<NodeId>> {
         loop {
             let id = self.child(from.0, from.1).ok_or_else(|| Error::new(Kind::NotFound, "no such key"))?;
             let (home, old) = self.place_of(id)?;
@@ -326,7 +329,7 @@ impl Store {
             let _keys = self.keys.lock_two(&old, &new);
             // Somebody was faster at one of the two names: look again.
             if self.child(from.0, from.1) == Some(id) && self.child(to.0, to.1) == target {
-                return self.rename_locked(&home, (id, &old), (target, &new), to, how);
+                return self.rename_locked(&home, (id, &old), (target, &new), to, (how, opener));
             }
         }
     }
@@ -337,7 +340,7 @@ impl Store {
         (id, old): (NodeId, &Place),
         (target, new): (Option<NodeId>, &Place),
         to: (NodeId, &[u8]),
-        how: RenameHow,
+        (how, opener): (RenameHow, Option<Opener>),
     ) -> Result<Option<NodeId>> {
         match (target, how) {
             (Some(_), RenameHow::NoReplace) => {
@@ -358,7 +361,8 @@ impl Store {
         }
         self.retire_first(home, &old.key)?;
         // What fails once the file has moved is told only when the index has followed it.
-        let Moved { blocks, left, synced } = self.move_record(home, (id, old), (target, new))?;
+        let Moved { blocks, payload_bytes, left, synced } =
+            self.move_record(home, (id, old), (target, new))?;
         let mut index = self.index.lock();
         if let Some(e) = left {
             index.link_copy(id, to.0, to.1, blocks.unwrap_or(0), Timespec::now())?;
@@ -368,6 +372,7 @@ impl Store {
         if let Some(blocks) = blocks {
             index.set_blocks(id, blocks)?;
         }
+        index.published(id, opener, payload_bytes);
         drop(index);
         self.tell_moved(replaced, to.0);
         self.counters.renames.fetch_add(1, Ordering::Relaxed);
@@ -431,7 +436,7 @@ impl Store {
         let (file, mut record) = match self.open_record(home, old, false)? {
             Found::Record(file, _, record) => (file, record),
             Found::Absent if old.kind == RecordKind::Directory => {
-                return Ok(Moved { blocks: None, left: None, synced: Ok(()) });
+                return Ok(Moved { blocks: None, payload_bytes: None, left: None, synced: Ok(()) });
             }
             _ => return Err(absent(&old.key)),
         };
@@ -470,7 +475,8 @@ impl Store {
             }
             Ok(())
         })();
-        Ok(Moved { blocks: Some(os::stat(&file)?.blocks), left: None, synced })
+        let payload_bytes = Some(record.payload_bytes);
+        Ok(Moved { blocks: Some(os::stat(&file)?.blocks), payload_bytes, left: None, synced })
     }
 
     /// A rename of keys too long to stand in one record together: by a copy, so that no step loses the value.
@@ -522,7 +528,12 @@ impl Store {
         };
         let synced = if self.durable() { to.sync() } else { Ok(()) };
         let left = self.delete_record(home, old).err();
-        Ok(Moved { blocks: Some(os::stat(&copy)?.blocks), left, synced })
+        Ok(Moved {
+            blocks: Some(os::stat(&copy)?.blocks),
+            payload_bytes: Some(attr.size_bytes),
+            left,
+            synced,
+        })
     }
 
     /// Exchanges two records; their files, and whether that is durable.
@@ -570,6 +581,8 @@ impl Store {
 struct Moved {
     /// What it occupies there.
     blocks: Option<u64>,
+    /// The length of its value, where it has one.
+    payload_bytes: Option<u64>,
     /// It was copied, and why the old one could not be removed.
     left: Option<Error>,
     /// Whether the move is durable, where it must be.

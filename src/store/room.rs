@@ -297,7 +297,7 @@ impl Store {
             let node = index.linked(id)?;
             let (parent, name, bytes) = (node.parent, node.name.clone(), node.blocks * 512);
             let parent = index.id_of(parent);
-            index.unlink(id, os::Timespec::now())?;
+            index.unlink_for_later(id, os::Timespec::now())?;
             (parent, name, bytes)
         };
         self.tell_gone(parent, &name, id);
@@ -475,6 +475,7 @@ impl Store {
                 }
                 let Some(store) = store.upgrade() else { return };
                 store.keep();
+                store.save_order_when_due();
             }
         };
         let spawned = std::thread::Builder::new().name("fencefs-keeper".into()).spawn(run);

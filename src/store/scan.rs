@@ -5,33 +5,22 @@
 //! index then, and the next start walks again from the beginning.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use super::Store;
-use super::fill::{Batch, NO_RANK, Seen};
+use super::fill::{Batch, Seen};
 use super::jobs::{self, Teller};
 use super::object::{Found, is_obstacle, judge};
+use super::order_file::Turns;
 use super::tenants::Home;
 use crate::error::{Kind, Result};
 use crate::format::layout;
 use crate::format::record::Record;
 use crate::key::Digest;
 use crate::os::{self, Attr, Dir, DirEntry, EntryType};
-
-/// The eviction order of the last clean stop: ranks by the low half of a digest. Two keys that share it share a rank,
-/// which is no worse a guess than any.
-struct Ranks(Vec<(u64, u32)>);
-
-impl Ranks {
-    fn of(&self, digest: Digest) -> u32 {
-        let at = self.0.partition_point(|(low, _)| *low < digest.low());
-        self.0.get(at).filter(|(low, _)| *low == digest.low()).map_or(NO_RANK, |(_, rank)| *rank)
-    }
-}
 
 /// One shard directory of the upper level.
 struct Job {
@@ -41,7 +30,7 @@ struct Job {
 
 struct Walk<'a> {
     store: &'a Store,
-    ranks: Ranks,
+    turns: Turns,
     /// The quarantine is counted, then filled.
     quarantine: Mutex<()>,
 }
@@ -80,12 +69,12 @@ impl Store {
             let uppers = levels(&home, &home.dir, "").map_err(|e| e.context(shown(&home, "")))?;
             jobs.extend(uppers.into_iter().map(|upper| Job { home: Arc::clone(&home), upper }));
         }
-        let walk = Walk { store: self, ranks: self.read_order(), quarantine: Mutex::new(()) };
+        let walk = Walk { store: self, turns: self.read_order(), quarantine: Mutex::new(()) };
         let upper = |job: &Job, told: &Teller<'_, Batch>| walk.upper(job, told);
         let count = &mut |count| progress("records", count);
         let mut batches = jobs::run(&self.walkers_at_start(), &jobs, upper, count)?;
         let found = batches.iter().map(|b| b.len() as u64).sum();
-        let mut attached = self.scan_attached(&|digest| walk.ranks.of(digest), progress)?;
+        let mut attached = self.scan_attached(&|digest| walk.turns.of(digest), progress)?;
         drop(walk);
         batches.extend(attached.take_batches());
         self.fill(&batches)?;
@@ -93,25 +82,7 @@ impl Store {
         self.counters.scanned.store(found, Ordering::Relaxed);
         Ok(())
     }
-
-    fn read_order(&self) -> Ranks {
-        let Ok(Some(file)) = self.root.dir.open_file(layout::ORDER, false) else { return Ranks(Vec::new()) };
-        let (mut file, mut magic) = (BufReader::new(file), [0; ORDER_MAGIC.len()]);
-        if file.read_exact(&mut magic).is_err() || magic != *ORDER_MAGIC {
-            log::warn!("the file `order` cannot be read; eviction order starts from the records' times");
-            return Ranks(Vec::new());
-        }
-        let (mut ranks, mut next) = (Vec::new(), [0; 16]);
-        while ranks.len() < NO_RANK as usize && file.read_exact(&mut next).is_ok() {
-            ranks.push((Digest::from_u128(u128::from_le_bytes(next)).low(), ranks.len() as u32));
-        }
-        ranks.sort_unstable();
-        Ranks(ranks)
-    }
 }
-
-/// The first bytes of the file `order`.
-pub(super) const ORDER_MAGIC: &[u8; 16] = b"FENCEFS-ORDER-1\n";
 
 impl Walk<'_> {
     fn upper(&self, job: &Job, told: &Teller<'_, Batch>) -> Result<Batch> {
@@ -190,8 +161,8 @@ impl Walk<'_> {
                 let (kind, pinned) = (record.kind, record.pinned);
                 let unverified = self.store.unclean && record.checksum.is_some() && !record.editing;
                 let attr = self.settle(&file, attr, record)?;
-                let rank = self.ranks.of(digest);
-                batch.push(&Seen { key: &key, kind, pinned, unverified, attached: false, attr: &attr, rank })
+                let turn = self.turns.of(digest);
+                batch.push(&Seen { key: &key, kind, pinned, unverified, attached: false, attr: &attr, turn })
             }
             (Found::Invalid(why), _) => {
                 let _one = self.quarantine.lock();

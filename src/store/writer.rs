@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
 use super::content::{self, Passing, Summed};
+use super::evict::Opener;
 use super::index::{Directory, NodeId};
 use super::object::Place;
 use super::room::Needs;
@@ -53,6 +54,8 @@ pub struct Staged {
     pub pinned: bool,
     store: Arc<Store>,
     doomed: Arc<AtomicBool>,
+    /// Whose run it belongs to, in the eviction order.
+    pub opener: Option<Opener>,
     /// Its checksum in the making, where it is to have one.
     passing: Option<Arc<Passing>>,
     /// Edits of the node before there was any.
@@ -194,6 +197,7 @@ impl Store {
             expected: None,
             progress: Progress::Staged,
             pinned: false,
+            opener: None,
             store: Arc::clone(self),
             doomed,
             passing: content::passing(self).filter(|_| kind == RecordKind::File),
@@ -254,7 +258,7 @@ impl Store {
         self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), self.has_record(old))?;
         staged.progress = Progress::Published;
         self.forget_staged(&staged.name);
-        let linked = self.link_published(staged, &place, still_open);
+        let linked = self.link_published(staged, &place, payload_bytes, still_open);
         if linked.is_err() {
             // Its directory was removed meanwhile: the value has no place.
             self.index.lock().abandon(staged.node);
@@ -307,7 +311,13 @@ impl Store {
         }
     }
 
-    fn link_published(&self, staged: &Staged, place: &Place, still_open: bool) -> Result<Option<NodeId>> {
+    fn link_published(
+        &self,
+        staged: &Staged,
+        place: &Place,
+        payload_bytes: u64,
+        still_open: bool,
+    ) -> Result<Option<NodeId>> {
         // The metadata may have taken a block; usage counts what is there now.
         let blocks = os::stat(&*staged.file)?.blocks;
         let mut index = self.index.lock();
@@ -317,7 +327,8 @@ impl Store {
                 format!("the directory of {} moved meanwhile", place.key),
             ));
         }
-        let replaced = index.link(staged.node, blocks, Timespec::now())?;
+        let replaced = index.join(staged.node, blocks, Timespec::now())?;
+        index.published(staged.node, staged.opener, Some(payload_bytes));
         if staged.pinned {
             index.set_pinned(staged.node, true)?;
         }

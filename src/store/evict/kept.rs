@@ -1,29 +1,45 @@
 //! The order of another policy, without victims: for work that may not evict.
 
-use super::{Policy, Slot};
+use super::{Admission, Heat, Later, Policy, Slot};
 
 /// Keeps what the other one has.
 pub(super) struct Kept(pub(super) Box<dyn Policy>);
 
 impl Policy for Kept {
-    fn insert(&mut self, slot: Slot) {
-        self.0.insert(slot);
+    fn insert(&mut self, slot: Slot, admission: Admission) {
+        self.0.insert(slot, admission);
     }
 
-    fn touch(&mut self, slot: Slot) {
-        self.0.touch(slot);
+    fn restore(&mut self, slot: Slot, heat: Heat) {
+        self.0.restore(slot, heat);
+    }
+
+    fn touch(&mut self, slot: Slot, after: Option<Slot>) {
+        self.0.touch(slot, after);
     }
 
     fn remove(&mut self, slot: Slot) {
         self.0.remove(slot);
     }
 
+    fn evicted(&mut self, slot: Slot, key: u64) {
+        self.0.evicted(slot, key);
+    }
+
+    fn remembers(&self) -> bool {
+        self.0.remembers()
+    }
+
     fn victim(&self, _: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
         None
     }
 
-    fn order(&self) -> Vec<Slot> {
-        self.0.order()
+    fn order_later(&self) -> Later {
+        self.0.order_later()
+    }
+
+    fn reserve(&mut self, slots: usize) {
+        self.0.reserve(slots);
     }
 
     fn len(&self) -> usize {

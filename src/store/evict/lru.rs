@@ -1,37 +1,66 @@
-//! Least recently opened or published, first out: the same list, in which a touch moves to the end.
+//! Least recently opened or published, first out; with chains the keys of one run go from its end.
 
-use super::fifo::Fifo;
-use super::{Policy, Slot};
+use super::list::{At, Ends, Entries};
+use super::{Admission, Heat, Later, Policy, Slot};
 
-/// Slots in the order of their last touch.
-#[derive(Default)]
-pub(super) struct Lru(Fifo);
+/// Slots in the order of their last touch; with chains those of a run in the opposite order.
+#[derive(Default, Clone)]
+pub(super) struct Lru {
+    entries: Entries<()>,
+    ends: Ends,
+    chain: bool,
+}
 
-impl Policy for Lru {
-    fn insert(&mut self, slot: Slot) {
-        self.0.remove(slot);
-        self.0.insert(slot);
+impl Lru {
+    pub(super) fn new(chain: bool) -> Lru {
+        Lru { chain, ..Lru::default() }
     }
 
-    fn touch(&mut self, slot: Slot) {
-        if self.0.holds(slot) {
-            self.insert(slot);
+    fn place(&mut self, slot: Slot, after: Option<Slot>) {
+        self.entries.unlink(&mut self.ends, slot);
+        let after = after.filter(|a| self.chain && self.entries.get(*a).is_some());
+        self.entries.link(&mut self.ends, slot, (), after.map_or(At::HotEnd, At::Behind));
+    }
+}
+
+impl Policy for Lru {
+    fn insert(&mut self, slot: Slot, admission: Admission) {
+        if admission.short && self.chain {
+            self.entries.unlink(&mut self.ends, slot);
+            self.entries.link(&mut self.ends, slot, (), At::ColdEnd);
+        } else {
+            self.place(slot, admission.after);
+        }
+    }
+
+    fn restore(&mut self, slot: Slot, _: Heat) {
+        self.place(slot, None);
+    }
+
+    fn touch(&mut self, slot: Slot, after: Option<Slot>) {
+        if self.entries.get(slot).is_some() {
+            self.place(slot, after);
         }
     }
 
     fn remove(&mut self, slot: Slot) {
-        self.0.remove(slot);
+        self.entries.unlink(&mut self.ends, slot);
     }
 
     fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        self.0.victim(evictable)
+        self.entries.iter(&self.ends).find(|s| evictable(*s))
     }
 
-    fn order(&self) -> Vec<Slot> {
-        self.0.order()
+    fn order_later(&self) -> Later {
+        let copy = self.clone();
+        Box::new(move || copy.entries.iter(&copy.ends).map(|s| (s, Heat::default())).collect())
+    }
+
+    fn reserve(&mut self, slots: usize) {
+        self.entries.reserve(slots);
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 }

@@ -29,6 +29,7 @@ use crate::store::Store;
 use crate::store::fill::{Batch, Seen};
 use crate::store::index::Usage;
 use crate::store::object::{Found as InStore, Place};
+use crate::store::order_file::Turn;
 use crate::store::root::{self, StoreRoot};
 use crate::store::tenants::Home;
 use crate::store::writer::Owner;
@@ -187,7 +188,7 @@ impl Scanned {
 struct Scan<'a> {
     store: &'a Store,
     attached: &'a Attached,
-    rank: &'a (dyn Fn(Digest) -> u32 + Sync),
+    turn: &'a (dyn Fn(Digest) -> Turn + Sync),
     found: Mutex<Scanned>,
 }
 
@@ -200,11 +201,11 @@ impl Store {
     /// Walks the attached directory, behind the store's own walk, and retires what has a newer record.
     pub(in crate::store) fn scan_attached(
         &self,
-        rank: &(dyn Fn(Digest) -> u32 + Sync),
+        turn: &(dyn Fn(Digest) -> Turn + Sync),
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Scanned> {
         let Some(attached) = &self.attached else { return Ok(Scanned::default()) };
-        let scan = Scan { store: self, attached, rank, found: Mutex::default() };
+        let scan = Scan { store: self, attached, turn, found: Mutex::default() };
         let count = &mut |n| progress("legacy records", n);
         attached.tree.walk(&self.walkers_at_start(), &|entry| scan.meet(entry), count)?;
         let mut found = scan.found.into_inner();
@@ -342,7 +343,7 @@ impl Scan<'_> {
             unverified: false,
             attached: true,
             attr: &found.attr,
-            rank: (self.rank)(digest),
+            turn: (self.turn)(digest),
         };
         let mut scanned = self.found.lock();
         let batch = scanned.batches.entry(found.tenant.clone()).or_insert_with(|| Batch::new(&home));

@@ -513,7 +513,7 @@ fn eviction_takes_legacy_values_in_order() {
         let bench = Bench::new(settings);
         let order: Vec<Vec<u8>> = {
             let index = bench.index.lock();
-            index.policy.order().iter().map(|s| index.at(*s).name.to_vec()).collect()
+            index.order.all().iter().map(|(s, _)| index.at(*s).name.to_vec()).collect()
         };
         if migrated {
             for name in &order {

@@ -38,7 +38,7 @@ fn state(store: &Store) -> (Vec<(String, Key)>, Vec<String>, u64, u64) {
         let tenant = index.tenant_of(index.id_of(slot)).unwrap().home.tenant.to_string();
         (tenant, index.key_of(slot).unwrap())
     };
-    let order = index.policy.order().into_iter().map(named).collect();
+    let order = index.order.all().into_iter().map(|(slot, _)| slot).map(named).collect();
     let mut dirs: Vec<String> = index
         .linked_slots()
         .filter(|s| !index.is_unspelled(*s))

@@ -32,6 +32,7 @@ mod gate;
 mod import;
 mod legacy_tree;
 mod model;
+mod order;
 mod races;
 mod recovery;
 mod refusal;
@@ -192,7 +193,7 @@ fn put(store: &Arc<Store>, name: &[u8], value: &[u8]) -> Result<NodeId> {
 }
 
 fn read(store: &Store, id: NodeId) -> Option<Vec<u8>> {
-    let Value { mut file, span, .. } = store.open_value(id).unwrap()?;
+    let Value { mut file, span, .. } = store.open_value(id, None).unwrap()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     Some(match span {

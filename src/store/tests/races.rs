@@ -28,7 +28,7 @@ fn a_value_is_found_while_it_is_being_renamed() {
     let id = put(&bench, b"a", b"value").unwrap();
     let dir = default_dir(&bench);
     let find = move |store: &Store| {
-        assert!(store.open_value(id).unwrap().is_some());
+        assert!(store.open_value(id, None).unwrap().is_some());
         assert!(store.attr(id).unwrap().is_some());
         let (file, _) = store.begin_edit(id).unwrap().unwrap();
         store.end_edit(id, &file).unwrap();

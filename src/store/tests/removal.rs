@@ -244,7 +244,7 @@ fn what_was_admitted_before_a_removal_is_stale() {
         assert_eq!(staged.admitted().unwrap_err().kind(), Kind::Stale);
     }
     assert!(bench.begin_edit(id).unwrap().is_none());
-    assert!(bench.open_value(id).unwrap().is_none());
+    assert!(bench.open_value(id, None).unwrap().is_none());
     assert!(bench.truncate(id, 0).is_err());
     assert!(bench.rename((dir, b"value"), (dir, b"x"), RenameHow::Replace).is_err());
     assert!(bench.set_pinned(id, true).is_err());

@@ -152,32 +152,11 @@ fn values_that_are_being_edited_are_no_victims() {
 fn readers_of_an_evicted_value_finish() {
     let bench = three();
     let a = bench.child(default_dir(&bench), b"a").unwrap();
-    let mut file = bench.open_value(a).unwrap().unwrap().file;
+    let mut file = bench.open_value(a, None).unwrap().unwrap().file;
     bench.evict_to_percent(0);
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     assert_eq!((bytes, get(&bench, b"a")), (VALUE.to_vec(), None));
-}
-
-#[test]
-fn eviction_goes_by_policy_across_restarts() {
-    for (policy, left) in [(PolicyName::Fifo, ["c", "d"]), (PolicyName::Lru, ["a", "d"])] {
-        for restart in [false, true] {
-            let mut bench = with_limits(256, None, policy);
-            for name in [b"a", b"b", b"c", b"d"] {
-                put(&bench, name, &VALUE).unwrap();
-            }
-            get(&bench, b"a").unwrap();
-            if restart {
-                bench.close_and_reopen();
-            }
-            bench.evict_to_percent(50);
-            let mut found = names(&bench);
-            found.sort();
-            assert_eq!(found, left, "{policy:?}, restart {restart}");
-            bench.sound();
-        }
-    }
 }
 
 /// chattr +i makes the coldest record one that cannot be removed.

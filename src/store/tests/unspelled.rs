@@ -293,7 +293,8 @@ fn the_eviction_order_outlasts_a_clean_stop() {
     assert_eq!(bench.counters.scanned.load(std::sync::atomic::Ordering::Relaxed), 0, "as the stop left them");
     assert_eq!(unspelled(&bench), sorted(&[b"/1", b"/2", b"/3"]));
     let index = bench.index.lock();
-    let order: Vec<_> = index.policy.order().into_iter().map(|s| index.key_of(s).unwrap()).collect();
+    let order: Vec<_> =
+        index.order.all().into_iter().map(|(slot, _)| slot).map(|s| index.key_of(s).unwrap()).collect();
     assert_eq!(order.len(), 3);
     drop(index);
     bench.sound();
