@@ -28,6 +28,7 @@ mod hidden;
 pub mod import;
 pub mod index;
 mod jobs;
+mod keeper;
 pub mod legacy;
 pub mod names;
 pub mod node;
@@ -137,7 +138,7 @@ pub struct Store {
     stopping: AtomicBool,
     /// Something failed between the disk and the index: the next start looks at the disk.
     doubted: AtomicBool,
-    keeper: Arc<room::Keeper>,
+    keeper: Arc<keeper::Keeper>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
     last_error: Mutex<Option<String>>,
