@@ -266,6 +266,10 @@ pub mod limits {
     pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
+    /// Keys that one search for a victim sets aside for a reserve's sake, the index locked.
+    pub const SET_ASIDE_AT_ONCE: usize = 1024;
+    /// Keys set aside that are asked whether they may go, of each tenant above its reserve.
+    pub const ASKED_OF_ASIDE: usize = 64;
     /// Removals of different tenants that run at once.
     pub const REMOVALS_AT_ONCE: usize = 8;
     /// Pause after the first failed attempt at a removal; each further one doubles it.

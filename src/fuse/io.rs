@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 
@@ -74,6 +75,7 @@ impl Fs {
                 }
             }
             buf.truncate(filled);
+            self.store.counters.read_bytes.fetch_add(filled as u64, Ordering::Relaxed);
             Ok(buf)
         });
         match read {
@@ -101,6 +103,7 @@ impl Fs {
                 writing.staged.lock().doom();
             }
             written?;
+            self.store.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
                 self.changed_behind(&handle);
             }

@@ -192,7 +192,7 @@ impl Store {
     fn order(&self) -> Result<Vec<u8>> {
         let index = self.index.lock();
         let mut bytes = ORDER_MAGIC.to_vec();
-        for slot in index.policy.order() {
+        for slot in index.order() {
             let home = &index.tenant_of(index.id_of(slot))?.home;
             let key = index.key_of(slot)?;
             let digest = Digest::of(&home.tenant, key.as_bytes(), index.at(slot).kind);
@@ -229,7 +229,7 @@ impl Store {
             }
             at += 1;
         }
-        for slot in index.policy.order() {
+        for slot in index.order() {
             let parent = numbers.get(&index.at(slot).parent);
             writer.entry(&entry_of(
                 &index,

@@ -66,7 +66,7 @@ impl Store {
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let opened = self.open_kept(&home, &place, id)?;
         if opened.is_some() {
-            self.index.lock().policy.touch(id.slot());
+            self.index.lock().used(id.slot());
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
         }
         Ok(opened)
@@ -122,7 +122,7 @@ impl Store {
                 }
                 let mut index = self.index.lock();
                 index.add_writers(id, 1)?;
-                index.policy.touch(id.slot());
+                index.used(id.slot());
                 Ok(Some((file, attr)))
             }
             Found::Invalid(why) => {

@@ -14,6 +14,7 @@ use super::legacy::Outside;
 use super::node::ROOT_SLOT;
 pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, Source, State};
 use super::tenants::Home;
+use super::victims::Aside;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
 use crate::os::Timespec;
@@ -44,6 +45,8 @@ pub struct TenantEntry {
     pub pinned_bytes: u64,
     /// Its quota.
     pub quota_bytes: Option<u64>,
+    /// What other tenants' pressure leaves it; 0 is none.
+    pub reserve_bytes: u64,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
     /// False once removed by rmdir.
@@ -60,7 +63,7 @@ impl TenantEntry {
 /// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes and what is
 /// hidden ([`Index::check`] recomputes both).
 pub struct Index {
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     free: Vec<Slot>,
     names: HashTable<Slot>,
     hasher: DefaultHashBuilder,
@@ -78,8 +81,9 @@ pub struct Index {
     pub reserved_keys: u64,
     /// Bytes that eviction may not take.
     pub pinned_bytes: u64,
-    /// Eviction order of every linked value and symlink.
+    /// Eviction order of every linked value and symlink, but for those that are set aside.
     pub policy: Box<dyn Policy>,
+    pub(super) aside: Aside,
     /// What an attached directory holds of all that.
     pub(super) outside: Outside,
 }
@@ -124,6 +128,7 @@ impl Index {
             reserved_keys: 0,
             pinned_bytes: 0,
             policy,
+            aside: Aside::default(),
             outside: Outside::default(),
         }
     }
@@ -324,7 +329,7 @@ impl Index {
         self.set_blocks(id, blocks)?;
         if !is_dir {
             self.count_keys(slot, 1);
-            self.policy.insert(slot);
+            self.admit(slot);
         }
         Ok(replaced)
     }
@@ -338,7 +343,7 @@ impl Index {
         let is_dir = self.nodes[slot as usize].dir.is_some();
         if !is_dir {
             self.count_keys(slot, -1);
-            self.policy.remove(slot);
+            self.leave_order(slot);
         }
         self.detach(id, now)?;
         self.nodes[slot as usize].state = State::Orphan;
@@ -537,36 +542,6 @@ impl Index {
         }
     }
 
-    /// The coldest value that may go, of one tenant or of all, other than `protect` and `skip`.
-    pub fn victim_of(&self, tenant: Option<u32>, protect: Option<NodeId>, skip: &[NodeId]) -> Option<NodeId> {
-        let asked = |node: &Node, id| tenant.is_none_or(|t| node.tenant == t) && Some(id) != protect;
-        self.victim(skip, &asked)
-    }
-
-    /// The same, of what occupies the store's own filesystem.
-    pub(super) fn victim_for_space(&self, skip: &[NodeId]) -> Option<NodeId> {
-        self.victim(skip, &|node, _| !(self.outside.elsewhere && node.content.source == Source::Attached))
-    }
-
-    fn victim(&self, skip: &[NodeId], asked: &dyn Fn(&Node, NodeId) -> bool) -> Option<NodeId> {
-        let slot = self.policy.victim(&mut |slot| {
-            let id = self.id_of(slot);
-            let node = &self.nodes[slot as usize];
-            !node.pinned
-                && node.writers == 0
-                && asked(node, id)
-                && !self.is_closed(node.tenant)
-                && !self.in_transaction(id)
-                && !skip.contains(&id)
-        });
-        slot.map(|s| self.id_of(s))
-    }
-
-    /// Whether a tenant is being removed.
-    fn is_closed(&self, number: u32) -> bool {
-        self.tenants.get(number as usize).is_some_and(|t| t.home.fence.closed_towards().is_some())
-    }
-
     /// Nodes in use, for status and tests.
     pub fn node_count(&self) -> usize {
         self.nodes.iter().filter(|n| n.state != State::Free).count()
@@ -626,8 +601,8 @@ impl Index {
                 .push(format!("the attached directory serves {served:?}, counted {:?}", self.outside.served));
         }
         let named = self.charged().keys;
-        if self.policy.len() as u64 != named {
-            found.push(format!("{} keys in eviction order, {named} have names", self.policy.len()));
+        if self.ordered() as u64 != named {
+            found.push(format!("{} keys in eviction order, {named} have names", self.ordered()));
         }
         found
     }

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Store;
 use super::room::Reason;
 use super::tenants::Home;
+use super::victims::Search;
 use crate::config::limits;
 use crate::error::{Error, Result};
 use crate::os;
@@ -147,14 +148,14 @@ impl Store {
         let mut stuck = Vec::new();
         while stuck.len() < limits::STUCK_VICTIMS {
             let victim = {
-                let index = self.index.lock();
+                let mut index = self.index.lock();
                 let over = |t: &&super::index::TenantEntry| {
                     t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q)
                 };
                 let number = index.tenants.iter().find(over).map(|t| t.home.number);
-                number.and_then(|n| index.victim_of(Some(n), None, &stuck))
+                number.map_or(Search::Nothing, |n| index.victim_of(Some(n), None, &stuck))
             };
-            let Some(victim) = victim else { return };
+            let Search::Found(victim) = victim else { return };
             if self.evict(victim, Reason::TenantQuota).is_err() {
                 stuck.push(victim);
             }

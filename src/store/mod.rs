@@ -10,7 +10,7 @@ use std::sync::mpsc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::config::{Durability, StoreSettings};
+use crate::config::{Durability, PolicyName, StoreSettings};
 use crate::error::{Error, Result};
 use crate::format::layout;
 use crate::ledger::{Pending, StorageFile};
@@ -39,11 +39,13 @@ pub mod room;
 mod root;
 mod scan;
 pub mod status;
+pub mod tenant_limits;
 pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
 pub mod unspelled;
+pub mod victims;
 mod walkers;
 pub mod writer;
 
@@ -203,7 +205,9 @@ impl Store {
             last_error: Mutex::new(None),
             counters: status::Counters::default(),
         });
+        store.index.lock().aside.uses_move = settings.policy != PolicyName::Fifo;
         store.load_tenants()?;
+        store.check_reserves(quota)?;
         store.recover(stop, progress)?;
         // A wrong sum is no reason to keep the store shut.
         if let Err(e) = store.count_removed() {

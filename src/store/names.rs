@@ -98,7 +98,7 @@ impl Store {
     pub fn touch(&self, id: NodeId) {
         let mut index = self.index.lock();
         if index.linked(id).is_ok_and(|n| n.dir.is_none()) {
-            index.policy.touch(id.slot());
+            index.used(id.slot());
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
         }
     }

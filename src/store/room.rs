@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::Store;
 use super::index::{Index, NodeId, Usage};
 use super::tenants::Home;
+use super::victims::Search;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, FsSpace};
@@ -25,6 +26,11 @@ pub enum Reason {
     FreeSpace,
     /// Somebody asked.
     Command,
+}
+
+impl Reason {
+    /// The words for them, in order.
+    pub const WORDS: [&'static str; 4] = ["quota", "tenant_quota", "free_space", "command"];
 }
 
 /// What a publication adds.
@@ -60,9 +66,31 @@ impl Store {
     }
 
     /// Sets the store's quota until it is opened again.
-    pub fn set_quota_bytes(&self, bytes: u64) {
+    pub fn set_quota_bytes(&self, bytes: u64) -> Result<()> {
+        let _reserves = self.tenant_changes.lock();
+        self.check_reserves(bytes)?;
         self.quota.store(bytes, Ordering::Relaxed);
         self.wake_keeper();
+        Ok(())
+    }
+
+    /// Refuses a quota of the store that is less than what its tenants have reserved.
+    pub(super) fn check_reserves(&self, quota_bytes: u64) -> Result<()> {
+        self.fits_reserves(quota_bytes, self.index.lock().reserves_but(None))
+    }
+
+    /// Refuses reserves that the store's quota cannot keep.
+    pub(super) fn fits_reserves(&self, quota_bytes: u64, reserved: u64) -> Result<()> {
+        if reserved <= quota_bytes {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "the reserves of all tenants would add up to {reserved} bytes, more than the {quota_bytes} bytes of the \
+                 store's quota; reserve less, or give the store more"
+            ),
+        ))
     }
 
     /// Most allocated bytes that one value can have: what eviction can free.
@@ -110,9 +138,11 @@ impl Store {
             let index = self.index.lock();
             let old_bytes =
                 old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
-            if bytes + index.pinned_bytes + old_bytes > quota {
+            if bytes + index.held_from(home.number) + old_bytes > quota {
                 drop(index);
-                return Err(self.no_space("the value cannot be made to fit the quota"));
+                return Err(
+                    self.no_space("the value cannot be made to fit beside what is pinned or reserved")
+                );
             }
             let tenant = &index.tenants[home.number as usize];
             if let Some(limit) = tenant.quota_bytes
@@ -148,22 +178,37 @@ impl Store {
                 }
                 let only = tenant_over.then_some(home.number);
                 let reason = if tenant_over { Reason::TenantQuota } else { Reason::Quota };
-                (index.victim_of(only, old, &stuck), reason)
+                let mut victim = index.victim_of(only, old, &stuck);
+                if victim == Search::Nothing && !tenant_over {
+                    // For its own sake a tenant goes below its reserve.
+                    victim = index.victim_of(Some(home.number), old, &stuck);
+                }
+                (victim, reason)
             };
-            let Some(victim) = victim.filter(|_| stuck.len() < limits::STUCK_VICTIMS) else {
-                return Err(match reason {
-                    Reason::TenantQuota => Error::new(
-                        Kind::TenantQuota,
-                        format!("nothing of tenant {} can be evicted for the value", home.tenant),
-                    ),
-                    _ => self.no_space("nothing can be evicted for the value"),
-                });
+            let victim = match victim {
+                Search::Found(victim) if stuck.len() < limits::STUCK_VICTIMS => victim,
+                Search::Again => continue,
+                _ => {
+                    return Err(match reason {
+                        Reason::TenantQuota => Error::new(
+                            Kind::TenantQuota,
+                            format!("nothing of tenant {} can be evicted for the value", home.tenant),
+                        ),
+                        _ => self.no_space("nothing can be evicted for the value"),
+                    });
+                }
             };
+            self.count_inline(1);
             if let Err(e) = self.evict(victim, reason) {
                 log::warn!("cannot evict: {e}");
                 stuck.push(victim);
             }
         }
+    }
+
+    /// Counts evictions that somebody's operation waits for.
+    fn count_inline(&self, n: u64) {
+        self.counters.evictions_inline.fetch_add(n, Ordering::Relaxed);
     }
 
     /// Whether the store, and a tenant of it, can hold this much more without an eviction, now or at the keeper's next
@@ -291,7 +336,8 @@ impl Store {
     /// Gives inodes and blocks back to the backing filesystem; whether any were.
     fn make_room(&self) -> bool {
         let evicted = self.evict_some(limits::EVICTED_FOR_ROOM);
-        self.prune_shards() > 0 || evicted
+        self.count_inline(evicted);
+        self.prune_shards() > 0 || evicted > 0
     }
 
     /// Removes the shard directories that are empty, of all tenants; how many.
@@ -313,12 +359,10 @@ impl Store {
         pruned
     }
 
-    /// Evicts up to `n` keys for the backing filesystem's sake; whether any went.
-    pub(super) fn evict_some(&self, n: usize) -> bool {
-        let before = self.counters.evicted_keys();
+    /// Evicts up to `n` keys for the backing filesystem's sake; how many went.
+    pub(super) fn evict_some(&self, n: usize) -> u64 {
         let keys = self.index.lock().charged().keys;
-        self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace);
-        self.counters.evicted_keys() > before
+        self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace)
     }
 
     /// Whether the backing filesystem has no room left: a writer may have missed a write without the daemon's knowing.
@@ -341,28 +385,36 @@ impl Store {
         self.evict(id, Reason::TenantQuota).is_ok()
     }
 
-    /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist).
-    pub(super) fn evict_down_to(&self, target_bytes: u64, target_keys: Option<u64>, reason: Reason) {
-        let mut stuck = Vec::new();
+    /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist); how many went.
+    pub(super) fn evict_down_to(&self, target_bytes: u64, target_keys: Option<u64>, reason: Reason) -> u64 {
+        let (mut stuck, mut evicted) = (Vec::new(), 0);
         while stuck.len() < limits::STUCK_VICTIMS {
             let victim = {
-                let index = self.index.lock();
+                let mut index = self.index.lock();
                 let keys_over = target_keys.is_some_and(|max| index.charged().keys > max);
                 let used = index.charged().bytes + index.reserved_bytes;
                 if used <= target_bytes && !keys_over {
-                    return;
+                    return evicted;
                 }
                 match reason {
                     Reason::FreeSpace => index.victim_for_space(&stuck),
                     _ => index.victim_of(None, None, &stuck),
                 }
             };
-            let Some(victim) = victim else { return };
-            if let Err(e) = self.evict(victim, reason) {
-                log::warn!("cannot evict: {e}");
-                stuck.push(victim);
+            let victim = match victim {
+                Search::Found(victim) => victim,
+                Search::Again => continue,
+                Search::Nothing => return evicted,
+            };
+            match self.evict(victim, reason) {
+                Ok(_) => evicted += 1,
+                Err(e) => {
+                    log::warn!("cannot evict: {e}");
+                    stuck.push(victim);
+                }
             }
         }
+        evicted
     }
 
     /// Evicts until `percent` of the quota is used: the control file's `evict`.
@@ -370,13 +422,14 @@ impl Store {
         self.evict_down_to(self.percent_of_quota(percent), None, Reason::Command);
     }
 
-    /// Evicts until the floor of free space, and `bytes` more, are free.
-    pub(super) fn evict_to_free(&self, space: &FsSpace, bytes: u64) {
+    /// Evicts until the floor of free space, and `bytes` more, are free; how many keys went.
+    pub(super) fn evict_to_free(&self, space: &FsSpace, bytes: u64) -> u64 {
         let floor = free_floor(space) + bytes;
-        if space.available_bytes < floor {
-            let used = self.index.lock().charged().bytes;
-            self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
+        if space.available_bytes >= floor {
+            return 0;
         }
+        let used = self.index.lock().charged().bytes;
+        self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace)
     }
 
     /// Before a publication: what was written must have found room, and the next value of this size must find it too.
@@ -387,7 +440,7 @@ impl Store {
             self.wake_keeper();
             return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
         }
-        self.evict_to_free(&space, bytes);
+        self.count_inline(self.evict_to_free(&space, bytes));
         Ok(())
     }
 }

@@ -265,6 +265,7 @@ impl Store {
         }
         let replaced = linked?;
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        self.counters.published_bytes.fetch_add(needs.bytes, Ordering::Relaxed);
         step!("publish.renamed");
         if self.durable() {
             shard.sync()?;

@@ -39,6 +39,7 @@ mod removal;
 #[cfg(feature = "failpoints")]
 mod removal_steps;
 mod renames;
+mod reserve;
 mod room;
 mod unspelled;
 

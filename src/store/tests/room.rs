@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use super::*;
 use crate::config::{PolicyName, Quota};
 
-const KIB: u64 = 1024;
-static VALUE: [u8; 64 * 1024] = [7; 64 * 1024];
+pub(super) const KIB: u64 = 1024;
+pub(super) static VALUE: [u8; 64 * 1024] = [7; 64 * 1024];
 
 /// A store of this quota, without background eviction below it.
-fn of_size(kib: u64) -> Bench {
+pub(super) fn of_size(kib: u64) -> Bench {
     with_limits(kib, None, PolicyName::Lru)
 }
 
-fn with_limits(kib: u64, max_keys: Option<u64>, policy: PolicyName) -> Bench {
+pub(super) fn with_limits(kib: u64, max_keys: Option<u64>, policy: PolicyName) -> Bench {
     let quota = Quota { size_bytes: Some(kib * KIB), max_keys, high_percent: 100, low_percent: 100 };
     Bench::new(StoreSettings { quota, policy, ..StoreSettings::default() })
 }
@@ -194,5 +194,35 @@ fn one_victim_that_cannot_be_removed_does_not_stop_eviction() {
     published.unwrap();
     assert_eq!(left, ["a", "c", "d", "e"]);
     assert!(errors > 0);
+    bench.sound();
+}
+
+/// Puts that leave the keeper its time never wait for an eviction; those that do not find room all the same.
+#[test]
+fn evictions_are_in_line_only_where_the_keeper_cannot_be_ahead() {
+    let quota = Quota { size_bytes: Some(4096 * KIB), max_keys: None, high_percent: 97, low_percent: 95 };
+    let bench = Bench::new(StoreSettings { quota, ..StoreSettings::default() });
+    let inline = |bench: &Bench| bench.counters.evictions_inline.load(Ordering::Relaxed);
+    let high = 4096 * KIB * 97 / 100;
+    for n in 0..200_u32 {
+        // 1.6 % of the quota: from the high mark it still fits.
+        put(&bench, &n.to_be_bytes().map(|b| b + b'0'), &VALUE).unwrap();
+        while bench.usage(None).0 > high {
+            std::thread::yield_now();
+        }
+    }
+    assert!(bench.counters.evicted_keys() >= 200 - 64);
+    assert_eq!(inline(&bench), 0);
+    // From the low mark to the quota there is less than one of these: whoever comes makes room for itself.
+    let large = vec![1; 320 * 1024];
+    for n in 0..8_u32 {
+        put(&bench, &[b'L', n as u8 + b'0'], &large).unwrap();
+    }
+    assert!(inline(&bench) > 0);
+    assert!(bench.usage(None).0 <= 4096 * KIB);
+    // The keeper may be in the middle of one.
+    while bench.usage(None).0 != disk_bytes(bench.path()) {
+        std::thread::yield_now();
+    }
     bench.sound();
 }
