@@ -117,6 +117,10 @@ impl Fs {
 
     /// Refuses what can never be published. A value that missed a write is not whole, whatever its writer does next.
     fn room_to_write(&self, writing: &Writing, bytes: u64) -> Result<()> {
+        // Whoever holds the lock is publishing it, and judges that itself.
+        if writing.staged.try_lock().is_some_and(|staged| staged.is_doomed()) {
+            return Err(Error::new(Kind::NoSpace, "the value is larger than the quota, or missed a write"));
+        }
         let allocated = os::stat(&*writing.file)?.allocated_bytes();
         self.store.room_for_allocation(allocated + bytes).inspect_err(|_| writing.staged.lock().doom())
     }

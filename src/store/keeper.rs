@@ -2,7 +2,9 @@
 //! watermarks, brings tenants back under their quotas and keeps space free on the disk.
 //!
 //! A value that can never fit is emptied, and so is the largest while all of them together pass the quota: staged bytes
-//! end at the quota plus what is written between two looks.
+//! end at the quota plus what is written between two looks. Where the kernel writes, nothing stops a
+//! writer before its close: the same goes for what it writes after that. The nearer the bytes are to the quota, the more
+//! often it looks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,6 +34,8 @@ pub(super) struct Keeper {
     staged: Mutex<HashMap<String, Watched>>,
     /// Values are being written, or were lately: the keeper looks often, and need not be woken for one more.
     looking: AtomicBool,
+    /// They have come near the quota: the next look is soon.
+    near: AtomicBool,
     work: Mutex<Work>,
     woken: Condvar,
 }
@@ -100,6 +104,8 @@ impl Store {
     pub(super) fn start_keeper(self: &Arc<Self>) -> Result<()> {
         let (store, keeper) = (Arc::downgrade(self), Arc::clone(&self.keeper));
         let run = move || {
+            // A look that comes late is a fuller disk.
+            os::process::stand_back(limits::KEEPER_NICE);
             let (mut idle_looks, mut looking) = (0, false);
             loop {
                 let asked = !looking && keeper.looking.load(Ordering::Acquire);
@@ -110,7 +116,11 @@ impl Store {
                 {
                     let mut work = keeper.work.lock();
                     if !work.pressed && !work.stop {
-                        let wait = if looking { limits::STAGED_POLL } else { limits::IDLE_POLL };
+                        let wait = match keeper.near.load(Ordering::Relaxed) {
+                            true => limits::STAGED_POLL_NEAR,
+                            false if looking => limits::STAGED_POLL,
+                            false => limits::IDLE_POLL,
+                        };
                         keeper.woken.wait_for(&mut work, wait);
                     }
                     if work.stop {
@@ -169,17 +179,25 @@ impl Store {
             self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
         let mut sizes = Vec::new();
         let full = !files.is_empty() && self.disk_is_full();
+        let (quota, watched, mut runs_away) = (self.quota_bytes(), files.len(), false);
         for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
             let Ok(attr) = os::stat(&*file) else { continue };
             if attr.allocated_bytes() > largest || full {
+                runs_away = true;
                 doom(&file, &doomed);
             } else {
                 sizes.push((attr.allocated_bytes(), file, doomed));
             }
         }
-        sizes.sort_by_key(|(bytes, ..)| *bytes);
+        // Those that are lost already go first, and the largest of them.
+        sizes.sort_by_key(|(bytes, _, doomed)| (doomed.load(Ordering::Acquire), *bytes));
         let mut sum: u64 = sizes.iter().map(|(bytes, ..)| bytes).sum();
-        while sum > self.quota_bytes()
+        let near = runs_away || sum > 0 && sum.saturating_add(limits::STAGED_RUSH_BYTES) > quota;
+        self.keeper.near.store(near && watched <= limits::WATCHED_CLOSELY, Ordering::Relaxed);
+        let lost = |last: Option<&(u64, Arc<File>, Arc<AtomicBool>)>| {
+            last.is_some_and(|(_, _, doomed)| doomed.load(Ordering::Acquire))
+        };
+        while (sum > quota || sum > quota / 2 && lost(sizes.last()))
             && let Some((bytes, file, doomed)) = sizes.pop()
         {
             doom(&file, &doomed);
