@@ -286,8 +286,8 @@ pub mod limits {
     pub const LEDGER_RETRY: Duration = Duration::from_secs(1);
     /// Threads that a removal deletes with, and a start walks with, at most.
     pub const REMOVAL_THREADS: usize = 2;
-    /// How far the keeper goes before others, as in nice(1), where that is permitted.
-    pub const KEEPER_NICE: i32 = -10;
+    /// How far the watch over values being written goes before others, as in nice(1), where that is permitted.
+    pub const WATCH_NICE: i32 = -10;
     /// How far these threads stand back for those that serve, as in nice(1).
     pub const REMOVAL_NICE: i32 = 5;
     /// How long all of them but one wait to see that nobody uses the store.

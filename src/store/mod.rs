@@ -21,6 +21,7 @@ mod checkpoint;
 pub mod content;
 pub mod edit;
 pub mod evict;
+mod fate;
 pub mod fence;
 mod fill;
 pub mod fsck;

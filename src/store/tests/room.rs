@@ -226,3 +226,29 @@ fn evictions_are_in_line_only_where_the_keeper_cannot_be_ahead() {
     }
     bench.sound();
 }
+
+/// A tenant that cannot come back under its quota, since all it has is pinned, is no excuse for another.
+#[test]
+fn the_keeper_brings_every_tenant_back_that_it_can() {
+    let bench = of_size(1024);
+    for name in [b"t", b"u"] {
+        let node = bench.make_tenant(name, 0o755, 0, 0).unwrap();
+        for key in [b"x", b"y"] {
+            put_in(&bench, node, key, &VALUE).unwrap();
+        }
+    }
+    let t = bench.tenant_node(&tenant("t")).unwrap();
+    for key in [b"x", b"y"] {
+        bench.set_pinned(bench.child(t, key).unwrap(), true).unwrap();
+    }
+    bench.set_tenant_quota(&tenant("t"), Some(64 * KIB)).unwrap();
+    bench.set_tenant_quota(&tenant("u"), Some(64 * KIB)).unwrap();
+    while bench.usage(Some(&tenant("u"))).1 > 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(bench.usage(Some(&tenant("t"))).1, 2);
+    while bench.usage(None).0 != disk_bytes(bench.path()) {
+        std::thread::yield_now();
+    }
+    bench.sound();
+}
