@@ -252,3 +252,31 @@ fn the_keeper_brings_every_tenant_back_that_it_can() {
     }
     bench.sound();
 }
+
+/// The watch finds it too large between the publication's look at it and its rename: it is published whole.
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_value_on_its_way_into_place_is_not_emptied() {
+    let bench = of_size(256);
+    let _scenario = fail::FailScenario::setup();
+    let (store, looks) = (Arc::downgrade(&bench), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+    let counted = Arc::clone(&looks);
+    let look = move || {
+        let store = store.upgrade().unwrap();
+        store.quota.store(KIB, Ordering::Relaxed);
+        store.count_staged();
+        store.quota.store(256 * KIB, Ordering::Relaxed);
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
+    fail::cfg_callback("publish.rename", look.clone()).unwrap();
+    put(&bench, b"a", &VALUE).unwrap();
+    fail::remove("publish.rename");
+    assert_eq!(get(&bench, b"a").unwrap(), VALUE);
+    // Before its publication has begun it is lost, and that is told.
+    let mut staged = stage(&bench, default_dir(&bench), b"b", &VALUE).unwrap();
+    look();
+    assert_eq!(bench.publish(&mut staged, false).unwrap_err().kind(), Kind::NoSpace);
+    drop(staged);
+    assert_eq!((looks.load(Ordering::Relaxed), names(&bench)), (2, vec!["a".to_owned()]));
+    bench.sound();
+}
