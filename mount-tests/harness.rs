@@ -445,7 +445,7 @@ impl Mount {
     }
 
     /// Has the filesystem of the store write everything out: while ext4 does, a file may have no blocks for a moment.
-    fn write_out(&self) {
+    pub(crate) fn write_out(&self) {
         rustix::fs::syncfs(File::open(&self.store).unwrap()).unwrap();
     }
 

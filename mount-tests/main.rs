@@ -38,6 +38,7 @@ mod removal_strangers;
 mod removal_wait;
 mod removal_writes;
 mod removals;
+mod runaway;
 mod store_dir;
 mod storm;
 mod storm_check;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Builder, Mount, can_mount, each, each_with, wait_until};
+use crate::harness::{Builder, Mount, can_mount, each, each_with, fencefs, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -220,4 +220,116 @@ fn a_refused_allocation_publishes_no_key() {
         assert!(wait_until(Duration::from_secs(10), || m.status_number("staged_bytes") == 0));
         m.shell("[ ! -e $M/fb ]; [ -z \"$(ls -A $M)\" ]").ok();
     });
+}
+
+fn tenant_status(m: &Mount, name: &str) -> Value {
+    let status = m.status();
+    status["tenants"].as_array().unwrap().iter().find(|t| t["name"] == name).unwrap().clone()
+}
+
+/// By the command: it holds against others, lasts, is shown, and what cannot be kept is refused with a sentence.
+#[test]
+fn a_reserve_is_kept_from_others() {
+    each_with(small, |m| {
+        let mnt = m.mnt.clone();
+        let quota = |args: &[&str]| fencefs(["quota", mnt.to_str().unwrap()].iter().chain(args));
+        fs::create_dir(m.mnt.join("blue")).unwrap();
+        let shown = quota(&["--tenant", "blue", "16MiB", "--reserve", "8MiB"]).ok();
+        assert_eq!(shown, "tenant blue: quota 16 MiB, 8 MiB reserved, 0 B used\n");
+        m.shell("for i in $(seq 10); do head -c 1M /dev/zero > $R/blue/k$i; done").ok();
+        m.shell("for i in $(seq 60); do head -c 1M /dev/zero > $M/k$i; done").ok();
+        let blue = tenant_status(m, "blue");
+        assert_eq!(blue["reserve_bytes"], 8 * MIB);
+        assert!(blue["bytes"].as_u64().unwrap() >= 8 * MIB && blue["keys"].as_u64().unwrap() < 10, "{blue}");
+        m.shell("[ -e $R/blue/k10 ]; [ ! -e $R/blue/k1 ]; [ -e $M/k60 ]").ok();
+        // What would fit only in its place.
+        let evicted = m.status_number("evicted_keys");
+        let (_, text) = m.shell("head -c 26M /dev/zero > $M/large").failed();
+        assert!(text.contains("No space left on device"), "{text}");
+        assert_eq!(m.status_number("evicted_keys"), evicted);
+        for (args, says) in [
+            (&["--tenant", "blue", "--reserve", "17MiB"][..], "more than the quota of tenant blue"),
+            (&["--tenant", "default", "--reserve", "25MiB"], "store's quota"),
+            (&["7MiB"], "store's quota"),
+        ] {
+            let (code, text) = quota(args).failed();
+            assert!(code == 1 && text.contains(says), "{args:?}: {text}");
+        }
+        assert_counts_agree(m);
+        m.remount();
+        assert_eq!(tenant_status(m, "blue")["reserve_bytes"], 8 * MIB);
+        assert_eq!(m.control("evict to=0").0, Ok(()));
+        assert_eq!(tenant_status(m, "default")["keys"], 0);
+        assert!(tenant_status(m, "blue")["bytes"].as_u64().unwrap() >= 8 * MIB);
+        let metrics = fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap();
+        assert!(metrics.contains("fencefs_tenant_reserve_bytes{tenant=\"blue\"} 8388608\n"), "{metrics}");
+        assert_counts_agree(m);
+        quota(&["--tenant", "blue", "--reserve", "none"]).ok();
+        assert_eq!(m.control("evict to=0").0, Ok(()));
+        assert_eq!(m.status_number("keys"), 0);
+        assert_counts_agree(m);
+    });
+}
+
+#[test]
+fn a_view_shows_its_tenants_quota_and_use() {
+    each_with(
+        |b| small(b).tenant("blue"),
+        |m| {
+            let df = |m: &Mount| {
+                let s = rustix::fs::statvfs(&m.mnt).unwrap();
+                assert_eq!(s.f_bfree, s.f_bavail);
+                (s.f_blocks * s.f_frsize, (s.f_blocks - s.f_bfree) * s.f_frsize)
+            };
+            assert_eq!(df(m), (32 * MIB, 0), "without a quota of its own the store's is what there is");
+            assert_eq!(m.control("quota bytes=8MiB reserve=4MiB").0, Ok(()));
+            assert_eq!(df(m), (8 * MIB, 0));
+            m.shell("head -c 2M /dev/zero > $M/k").ok();
+            m.write_out();
+            let used = m.status_number("used_bytes");
+            assert!((2 * MIB..3 * MIB).contains(&used), "{used}");
+            assert_eq!(df(m), (8 * MIB, used.div_ceil(4096) * 4096));
+        },
+    );
+}
+
+/// What the daemon can know: hits and misses always, the bytes that it moves itself, why keys went.
+#[test]
+fn counters_tell_what_happened() {
+    each_with(
+        |b| small(b).evict("fifo"),
+        |m| {
+            m.shell("for i in $(seq 40); do head -c 1M /dev/zero > $M/k$i; done; cat $M/k40 > $W/out").ok();
+            m.shell("for i in 1 2 3; do ! cat $M/absent$i 2> /dev/null; done").ok();
+            assert_eq!(m.control("evict to=50").0, Ok(()));
+            let status = m.status();
+            let (reasons, total) = (&status["evictions"], status["evicted_keys"].as_u64().unwrap());
+            let sum: u64 = reasons.as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+            assert_eq!(sum, total, "{status}");
+            assert!(
+                reasons["quota"].as_u64() >= Some(8) && reasons["command"].as_u64() >= Some(10),
+                "{status}"
+            );
+            assert_eq!(
+                (&reasons["tenant_quota"], &reasons["free_space"]),
+                (&0.into(), &0.into()),
+                "{status}"
+            );
+            assert!(status["hits"].as_u64() >= Some(1) && status["misses"].as_u64() >= Some(3), "{status}");
+            let metrics = fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap();
+            let number = |name: &str| -> u64 {
+                let line = metrics.lines().find(|l| l.starts_with(&format!("{name} ")));
+                line.and_then(|l| l.rsplit(' ').next()?.parse().ok())
+                    .unwrap_or_else(|| panic!("{name}: {metrics}"))
+            };
+            assert!(number("fencefs_published_bytes_total") >= 40 * MIB);
+            // With passthrough the kernel moves them unseen.
+            let moved = (number("fencefs_written_bytes_total"), number("fencefs_read_bytes_total"));
+            match status["passthrough"].as_bool() {
+                Some(true) => assert_eq!(moved, (0, 0)),
+                _ => assert!(moved.0 == 40 * MIB && moved.1 >= MIB, "{moved:?}"),
+            }
+            assert_counts_agree(m);
+        },
+    );
 }

@@ -225,6 +225,12 @@ pub mod limits {
     pub const QUARANTINED_RECORDS: usize = 1000;
     /// How often the bytes of values being written are looked at, while there are any.
     pub const STAGED_POLL: Duration = Duration::from_millis(20);
+    /// The same while they have come near the quota, or one has passed it.
+    pub const STAGED_POLL_NEAR: Duration = Duration::from_millis(2);
+    /// How near that is: what may be written in a look at full speed.
+    pub const STAGED_RUSH_BYTES: u64 = 128 << 20;
+    /// Values being written that are looked at so often, at most: more would cost the keeper too much.
+    pub const WATCHED_CLOSELY: usize = 256;
     /// Looks without anything being written, after which the keeper looks only now and then.
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.
@@ -261,6 +267,10 @@ pub mod limits {
     pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
+    /// Keys that one search for a victim sets aside for a reserve's sake, the index locked.
+    pub const SET_ASIDE_AT_ONCE: usize = 1024;
+    /// Keys set aside that are asked whether they may go, of each tenant above its reserve.
+    pub const ASKED_OF_ASIDE: usize = 64;
     /// Removals of different tenants that run at once.
     pub const REMOVALS_AT_ONCE: usize = 8;
     /// Pause after the first failed attempt at a removal; each further one doubles it.
@@ -273,6 +283,8 @@ pub mod limits {
     pub const START_THREADS: usize = 8;
     /// Threads that a removal deletes with, at most.
     pub const REMOVAL_THREADS: usize = 2;
+    /// How far the watch over values being written goes before others, as in nice(1), where that is permitted.
+    pub const WATCH_NICE: i32 = -10;
     /// How far these threads stand back for those that serve, as in nice(1).
     pub const REMOVAL_NICE: i32 = 5;
     /// How long all of them but one wait to see that nobody uses the store.

@@ -13,7 +13,7 @@ use crate::config::{self, format_size};
 use crate::error::Result;
 use crate::key::Tenant;
 
-/// Show or set the quota of the store or of one tenant
+/// Show or set the quota of the store or of one tenant, or a tenant's reserve
 #[derive(Debug, Args)]
 #[command(after_help = "Sizes: 100G and 100GiB count in 1024, 100GB in 1000; a plain number is bytes.")]
 pub(super) struct QuotaArgs {
@@ -26,6 +26,9 @@ pub(super) struct QuotaArgs {
     /// The new quota, or `none` to take it away [default: show it]
     #[arg(value_name = "SIZE|none", value_parser = limit)]
     size: Option<Limit>,
+    /// What other tenants' pressure leaves this one, or `none` to take it away
+    #[arg(long, value_name = "SIZE|none", value_parser = limit, requires = "tenant")]
+    reserve: Option<Limit>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -44,8 +47,9 @@ fn limit(text: &str) -> Result<Limit> {
 /// Shows or sets the quota.
 pub(super) fn run(args: &QuotaArgs) -> Result<ExitCode> {
     let mut control = ControlClient::open(&args.mountpoint, ANSWER_WAIT)?;
-    let reply = control.ask(&command(args.tenant.as_ref(), args.size), ANSWER_WAIT)?;
-    let doing = if args.size.is_some() { "cannot set the quota" } else { "cannot show the quota" };
+    let reply = control.ask(&command(args.tenant.as_ref(), args.size, args.reserve), ANSWER_WAIT)?;
+    let doing =
+        if args.size.or(args.reserve).is_some() { "cannot set the quota" } else { "cannot show the quota" };
     let done = reply.check(doing);
     if args.json {
         print(reply.json_line())?;
@@ -62,15 +66,17 @@ pub(super) fn run(args: &QuotaArgs) -> Result<ExitCode> {
 }
 
 /// The control file's line.
-fn command(tenant: Option<&Tenant>, size: Option<Limit>) -> String {
+fn command(tenant: Option<&Tenant>, size: Option<Limit>, reserve: Option<Limit>) -> String {
     let mut line = "quota".to_owned();
     if let Some(tenant) = tenant {
         line.push_str(&format!(" tenant={tenant}"));
     }
-    match size {
-        Some(Limit::Bytes(bytes)) => line.push_str(&format!(" bytes={bytes}")),
-        Some(Limit::None) => line.push_str(" bytes=none"),
-        None => {}
+    for (word, limit) in [("bytes", size), ("reserve", reserve)] {
+        match limit {
+            Some(Limit::Bytes(bytes)) => line.push_str(&format!(" {word}={bytes}")),
+            Some(Limit::None) => line.push_str(&format!(" {word}=none")),
+            None => {}
+        }
     }
     line
 }
@@ -86,7 +92,9 @@ fn human(tenant: Option<&Tenant>, asked: Option<Limit>, reply: &Reply) -> String
     };
     let used = reply.get("used_bytes").or(reply.get("bytes")).and_then(Value::as_u64);
     let used = used.map_or(String::new(), |used| format!(", {} used", format_size(used)));
-    format!("{whose}: {quota}{used}\n")
+    let reserve = reply.get("reserve_bytes").and_then(Value::as_u64);
+    let reserve = reserve.map_or(String::new(), |bytes| format!(", {} reserved", format_size(bytes)));
+    format!("{whose}: {quota}{reserve}{used}\n")
 }
 
 #[cfg(test)]
@@ -96,10 +104,12 @@ mod tests {
     #[test]
     fn lines_of_the_control_file() {
         let a = Tenant::new(b"a").unwrap();
-        assert_eq!(command(None, None), "quota");
-        assert_eq!(command(Some(&a), None), "quota tenant=a");
-        assert_eq!(command(Some(&a), Some(limit("1K").unwrap())), "quota tenant=a bytes=1024");
-        assert_eq!(command(None, Some(limit("none").unwrap())), "quota bytes=none");
+        assert_eq!(command(None, None, None), "quota");
+        assert_eq!(command(Some(&a), None, None), "quota tenant=a");
+        assert_eq!(command(Some(&a), Some(limit("1K").unwrap()), None), "quota tenant=a bytes=1024");
+        assert_eq!(command(None, Some(limit("none").unwrap()), None), "quota bytes=none");
+        let reserve = command(Some(&a), None, Some(limit("2K").unwrap()));
+        assert_eq!(reserve, "quota tenant=a reserve=2048");
         assert!(limit("lots").is_err());
     }
 }

@@ -26,8 +26,10 @@ pub enum Command {
     Quota {
         /// Whose; `None` is the whole store's.
         tenant: Option<Tenant>,
-        /// The new quota; `None` shows the one in force.
+        /// The new quota; `None` leaves the one in force.
         bytes: Option<QuotaValue>,
+        /// The tenant's new reserve; `None` leaves the one in force.
+        reserve: Option<QuotaValue>,
     },
     /// Evicts down to a percentage of the quota.
     Evict {
@@ -79,13 +81,23 @@ pub enum Command {
     },
 }
 
-/// A quota to set.
+/// A quota or a reserve to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaValue {
     /// This many bytes.
     Bytes(u64),
-    /// No quota of its own.
+    /// None of its own.
     None,
+}
+
+impl QuotaValue {
+    /// The bytes, where there are any.
+    pub fn bytes(self) -> Option<u64> {
+        match self {
+            QuotaValue::Bytes(n) => Some(n),
+            QuotaValue::None => None,
+        }
+    }
 }
 
 /// Names a removal request.
@@ -120,9 +132,10 @@ pub fn parse(line: &str) -> Result<Command> {
         "tenants" => words.only(&[]).map(|_| Command::Tenants),
         "requests" => words.only(&[]).map(|_| Command::Requests),
         "quota" => {
-            let words = words.only(&["tenant", "bytes"])?;
-            let bytes = words.get("bytes").map(quota_value).transpose()?;
-            Ok(Command::Quota { tenant: words.get("tenant").map(tenant).transpose()?, bytes })
+            let words = words.only(&["tenant", "bytes", "reserve"])?;
+            let value = |name| words.get(name).map(quota_value).transpose();
+            let (bytes, reserve) = (value("bytes")?, value("reserve")?);
+            Ok(Command::Quota { tenant: words.get("tenant").map(tenant).transpose()?, bytes, reserve })
         }
         "evict" => Ok(Command::Evict { to_percent: percent(words.only(&["to"])?.need("to")?)? }),
         "epoch" => Ok(Command::Epoch { tenant: tenant(words.only(&["tenant"])?.need("tenant")?)? }),
@@ -325,7 +338,12 @@ mod tests {
 
     #[test]
     fn quotas() {
-        let quota = |tenant: Option<&str>, bytes| Command::Quota { tenant: tenant.map(tenant_named), bytes };
+        let both = |tenant: Option<&str>, bytes, reserve| Command::Quota {
+            tenant: tenant.map(tenant_named),
+            bytes,
+            reserve,
+        };
+        let quota = |tenant, bytes| both(tenant, bytes, None);
         let bytes = |n| Some(QuotaValue::Bytes(n));
         assert_eq!(parse("quota").unwrap(), quota(None, None));
         assert_eq!(parse("quota bytes=4096").unwrap(), quota(None, bytes(4096)));
@@ -334,6 +352,10 @@ mod tests {
         assert_eq!(parse("quota bytes=100GB").unwrap(), quota(None, bytes(100_000_000_000)));
         assert_eq!(parse("quota bytes=none tenant=a").unwrap(), quota(Some("a"), Some(QuotaValue::None)));
         assert_eq!(parse("quota tenant=a").unwrap(), quota(Some("a"), None));
+        assert_eq!(parse("quota tenant=a reserve=1K").unwrap(), both(Some("a"), None, bytes(1024)));
+        let all = parse("quota tenant=a reserve=none bytes=2K").unwrap();
+        assert_eq!(all, both(Some("a"), bytes(2048), Some(QuotaValue::None)));
+        refused("quota tenant=a reserve=", "no value");
         for bad in ["5X", "-1", "+1", "G", "None", "99999999999T", "18446744073709551616"] {
             assert_eq!(parse(&format!("quota bytes={bad}")).unwrap_err().kind(), Kind::Invalid, "{bad}");
         }

@@ -32,7 +32,7 @@ pub fn execute(
             let epoch = store.home(tenant)?.fence.epoch();
             Ok(fields([("tenant", json!(tenant.as_str())), ("epoch", json!(epoch.0))]))
         }
-        Command::Quota { tenant, bytes } => quota(store, asker, tenant.as_ref(), *bytes),
+        Command::Quota { tenant, bytes, reserve } => quota(store, asker, tenant.as_ref(), *bytes, *reserve),
         Command::Evict { to_percent } => {
             asker.must_administer()?;
             if asker.tenant.is_some() {
@@ -120,30 +120,46 @@ fn quota(
     asker: &Asker,
     named: Option<&Tenant>,
     bytes: Option<QuotaValue>,
+    reserve: Option<QuotaValue>,
 ) -> Result<Map<String, Value>> {
     let tenant = asker.tenant(named)?;
-    if let Some(value) = bytes {
+    if bytes.is_some() || reserve.is_some() {
         asker.must_administer()?;
-        match (tenant, value) {
-            (Some(tenant), QuotaValue::Bytes(n)) => store.set_tenant_quota(tenant, Some(n))?,
-            (Some(tenant), QuotaValue::None) => store.set_tenant_quota(tenant, None)?,
-            (None, QuotaValue::Bytes(0)) => {
+    }
+    match tenant {
+        Some(tenant) if bytes.is_some() || reserve.is_some() => {
+            store.change_tenant_limits(tenant, |limits| {
+                limits.quota_bytes = bytes.map_or(limits.quota_bytes, QuotaValue::bytes);
+                limits.reserve_bytes = reserve.map_or(limits.reserve_bytes, QuotaValue::bytes);
+            })?;
+        }
+        Some(_) => {}
+        None if reserve.is_some() => {
+            return Err(Error::new(Kind::Invalid, "a reserve is a tenant's; give tenant=NAME"));
+        }
+        None => match bytes {
+            Some(QuotaValue::Bytes(0)) => {
                 return Err(Error::new(Kind::Invalid, "a quota of 0 would empty the store; use evict to=0"));
             }
-            (None, QuotaValue::Bytes(n)) => store.set_quota_bytes(n),
-            (None, QuotaValue::None) => {
+            Some(QuotaValue::Bytes(n)) => store.set_quota_bytes(n)?,
+            Some(QuotaValue::None) => {
                 return Err(Error::new(Kind::Invalid, "the store always has a quota; give bytes=SIZE"));
             }
-        }
+            None => {}
+        },
     }
     let (used, keys, bound) = store.usage(tenant);
-    let own = match tenant {
-        Some(tenant) => store.tenant_quota(tenant)?.map_or(Value::Null, |n| json!(n)),
-        None => json!(bound),
+    let (own, reserve) = match tenant {
+        Some(tenant) => {
+            let limits = store.tenant_limits(tenant)?;
+            (json!(limits.quota_bytes), json!(limits.reserve_bytes))
+        }
+        None => (json!(bound), Value::Null),
     };
     Ok(fields([
         ("tenant", tenant.map_or(Value::Null, |t| json!(t.as_str()))),
         ("quota_bytes", own),
+        ("reserve_bytes", reserve),
         ("used_bytes", json!(used)),
         ("keys", json!(keys)),
     ]))

@@ -97,10 +97,18 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     m.counter("fencefs_publications_total", "Values published.", load(&counters.publications));
     m.counter("fencefs_renames_total", "Renames.", load(&counters.renames));
     let mut evictions = m.counters("fencefs_evictions_total", "Keys evicted, by reason.");
-    for (reason, n) in ["quota", "tenant_quota", "free_space", "command"].iter().zip(&counters.evictions) {
-        evictions.sample(&[("reason", reason)], load(n));
+    for (reason, n) in counters.evictions_by_reason() {
+        evictions.sample(&[("reason", reason)], n);
     }
     for (name, help, counter) in [
+        (
+            "fencefs_evictions_inline_total",
+            "Evictions that an operation waited for.",
+            &counters.evictions_inline,
+        ),
+        ("fencefs_published_bytes_total", "Allocated bytes of published values.", &counters.published_bytes),
+        ("fencefs_read_bytes_total", "Bytes read through the daemon.", &counters.read_bytes),
+        ("fencefs_written_bytes_total", "Bytes written through the daemon.", &counters.written_bytes),
         ("fencefs_evicted_bytes_total", "Allocated bytes of evicted values.", &counters.evicted_bytes),
         ("fencefs_eviction_errors_total", "Victims that could not be removed.", &counters.eviction_errors),
         ("fencefs_quarantined_total", "Records that failed validation.", &counters.quarantined),
@@ -142,6 +150,9 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     let tenants = &status.tenants;
     let mut family = m.gauges("fencefs_tenant_used_bytes", "Allocated bytes, by tenant.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.bytes));
+    let mut family =
+        m.gauges("fencefs_tenant_reserve_bytes", "What others' pressure leaves a tenant; 0 is none.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.reserve_bytes.unwrap_or(0)));
     let mut family = m.gauges("fencefs_tenant_keys", "Keys, by tenant.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.keys));
     let mut family = m.gauges("fencefs_tenant_epoch", "Epoch of new writes, by tenant.");

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 
@@ -74,6 +75,7 @@ impl Fs {
                 }
             }
             buf.truncate(filled);
+            self.store.counters.read_bytes.fetch_add(filled as u64, Ordering::Relaxed);
             Ok(buf)
         });
         match read {
@@ -101,6 +103,7 @@ impl Fs {
                 writing.staged.lock().doom();
             }
             written?;
+            self.store.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             if handle.replaces && handle.writing.as_ref().is_some_and(|w| !w.is_unsettled()) {
                 self.changed_behind(&handle);
             }
@@ -114,6 +117,10 @@ impl Fs {
 
     /// Refuses what can never be published. A value that missed a write is not whole, whatever its writer does next.
     fn room_to_write(&self, writing: &Writing, bytes: u64) -> Result<()> {
+        // Whoever holds the lock is publishing it, and judges that itself.
+        if writing.staged.try_lock().is_some_and(|staged| staged.is_doomed()) {
+            return Err(Error::new(Kind::NoSpace, "the value is larger than the quota, or missed a write"));
+        }
         let allocated = os::stat(&*writing.file)?.allocated_bytes();
         self.store.room_for_allocation(allocated + bytes).inspect_err(|_| writing.staged.lock().doom())
     }

@@ -18,7 +18,8 @@ pub enum Fate {
 
 const PF_EXITING: u64 = 0x4;
 
-/// Has every other thread of the machine go before the calling one, from now on. `nice` is as in nice(1).
+/// How far the calling thread stands back for every other one of the machine from now on, as in nice(1): below 0 it goes
+/// before them, where that is permitted.
 pub fn stand_back(nice: i32) {
     if let Err(e) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice) {
         log::debug!("a thread keeps its priority: {e}");

@@ -44,6 +44,8 @@ pub struct TenantEntry {
     pub pinned_bytes: u64,
     /// Its quota.
     pub quota_bytes: Option<u64>,
+    /// What other tenants' pressure leaves it; 0 is none.
+    pub reserve_bytes: u64,
     /// Bytes promised to publications under way.
     pub reserved_bytes: u64,
     /// False once removed by rmdir.
@@ -534,36 +536,6 @@ impl Index {
         if let Some(t) = self.tenants.get_mut(tenant) {
             t.usage.keys = t.usage.keys.saturating_add_signed(n);
         }
-    }
-
-    /// The coldest value that may go, of one tenant or of all, other than `protect` and `skip`.
-    pub fn victim_of(&self, tenant: Option<u32>, protect: Option<NodeId>, skip: &[NodeId]) -> Option<NodeId> {
-        let asked = |node: &Node, id| tenant.is_none_or(|t| node.tenant == t) && Some(id) != protect;
-        self.victim(skip, &asked)
-    }
-
-    /// The same, of what occupies the store's own filesystem.
-    pub(super) fn victim_for_space(&self, skip: &[NodeId]) -> Option<NodeId> {
-        self.victim(skip, &|node, _| !(self.outside.elsewhere && node.content.source == Source::Attached))
-    }
-
-    fn victim(&self, skip: &[NodeId], asked: &dyn Fn(&Node, NodeId) -> bool) -> Option<NodeId> {
-        let slot = self.order.victim(&mut |slot| {
-            let id = self.id_of(slot);
-            let node = &self.nodes[slot as usize];
-            !node.pinned
-                && node.writers == 0
-                && asked(node, id)
-                && !self.is_closed(node.tenant)
-                && !self.in_transaction(id)
-                && !skip.contains(&id)
-        });
-        slot.map(|s| self.id_of(s))
-    }
-
-    /// Whether a tenant is being removed.
-    fn is_closed(&self, number: u32) -> bool {
-        self.tenants.get(number as usize).is_some_and(|t| t.home.fence.closed_towards().is_some())
     }
 
     /// Nodes in use, for status and tests.

@@ -21,6 +21,7 @@ mod checkpoint;
 pub mod content;
 pub mod edit;
 pub mod evict;
+mod fate;
 pub mod fence;
 mod fill;
 pub mod fsck;
@@ -28,6 +29,7 @@ mod hidden;
 pub mod import;
 pub mod index;
 mod jobs;
+mod keeper;
 pub mod legacy;
 pub mod names;
 pub mod node;
@@ -39,12 +41,14 @@ pub mod room;
 mod root;
 mod scan;
 pub mod status;
+pub mod tenant_limits;
 pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
 pub mod unspelled;
 mod uses;
+pub mod victims;
 mod walkers;
 pub mod writer;
 
@@ -140,7 +144,7 @@ pub struct Store {
     stopping: AtomicBool,
     /// Something failed between the disk and the index: the next start looks at the disk.
     doubted: AtomicBool,
-    keeper: Arc<room::Keeper>,
+    keeper: Arc<keeper::Keeper>,
     order_saved: Mutex<order_file::Saved>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
@@ -209,6 +213,7 @@ impl Store {
             counters: status::Counters::default(),
         });
         store.load_tenants()?;
+        store.check_reserves(quota)?;
         store.recover(stop, progress)?;
         // A wrong sum is no reason to keep the store shut.
         if let Err(e) = store.count_removed() {

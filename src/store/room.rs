@@ -1,46 +1,19 @@
-//! Room: the quota, reservations, eviction, and the keeper, the one thread that looks after them.
+//! Room: the quota, reservations and eviction. Who evicts in the background is the keeper, next door.
 //!
 //! INVARIANT: used + reserved bytes never pass the quota through a publication; a replacement reserves its whole size
 //! while the old value still counts. Values being written are staged outside that sum: nothing is evicted for a value
-//! before its writer closes it. They are watched, and the keeper empties one that can never fit, or the largest while
-//! all of them together pass the quota: staged bytes end at the quota plus what is written between two looks.
+//! before its writer closes it.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-
-use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::index::{Index, NodeId, Usage};
 use super::tenants::Home;
+use super::victims::Search;
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, FsSpace};
-
-/// A value being written, as the keeper sees it.
-pub(super) struct Watched {
-    home: Arc<Home>,
-    file: Weak<File>,
-    doomed: Weak<AtomicBool>,
-}
-
-/// What wakes the keeper, and what it watches.
-#[derive(Default)]
-pub(super) struct Keeper {
-    staged: Mutex<HashMap<String, Watched>>,
-    /// Values are being written, or were lately: the keeper looks often, and need not be woken for one more.
-    looking: AtomicBool,
-    work: Mutex<Work>,
-    woken: Condvar,
-}
-
-#[derive(Default)]
-struct Work {
-    pressed: bool,
-    stop: bool,
-}
 
 /// Why a key was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +26,11 @@ pub enum Reason {
     FreeSpace,
     /// Somebody asked.
     Command,
+}
+
+impl Reason {
+    /// The words for them, in order.
+    pub const WORDS: [&'static str; 4] = ["quota", "tenant_quota", "free_space", "command"];
 }
 
 /// What a publication adds.
@@ -88,9 +66,31 @@ impl Store {
     }
 
     /// Sets the store's quota until it is opened again.
-    pub fn set_quota_bytes(&self, bytes: u64) {
+    pub fn set_quota_bytes(&self, bytes: u64) -> Result<()> {
+        let _reserves = self.tenant_changes.lock();
+        self.check_reserves(bytes)?;
         self.quota.store(bytes, Ordering::Relaxed);
         self.wake_keeper();
+        Ok(())
+    }
+
+    /// Refuses a quota of the store that is less than what its tenants have reserved.
+    pub(super) fn check_reserves(&self, quota_bytes: u64) -> Result<()> {
+        self.fits_reserves(quota_bytes, self.index.lock().reserves_but(None))
+    }
+
+    /// Refuses reserves that the store's quota cannot keep.
+    pub(super) fn fits_reserves(&self, quota_bytes: u64, reserved: u64) -> Result<()> {
+        if reserved <= quota_bytes {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "the reserves of all tenants would add up to {reserved} bytes, more than the {quota_bytes} bytes of the \
+                 store's quota; reserve less, or give the store more"
+            ),
+        ))
     }
 
     /// Most allocated bytes that one value can have: what eviction can free.
@@ -98,7 +98,7 @@ impl Store {
         self.quota_bytes().saturating_sub(self.index.lock().pinned_bytes)
     }
 
-    fn percent_of_quota(&self, percent: u8) -> u64 {
+    pub(super) fn percent_of_quota(&self, percent: u8) -> u64 {
         (u128::from(self.quota_bytes()) * u128::from(percent) / 100) as u64
     }
 
@@ -138,9 +138,11 @@ impl Store {
             let index = self.index.lock();
             let old_bytes =
                 old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
-            if bytes + index.pinned_bytes + old_bytes > quota {
+            if bytes + index.held_from(home.number) + old_bytes > quota {
                 drop(index);
-                return Err(self.no_space("the value cannot be made to fit the quota"));
+                return Err(
+                    self.no_space("the value cannot be made to fit beside what is pinned or reserved")
+                );
             }
             let tenant = &index.tenants[home.number as usize];
             if let Some(limit) = tenant.quota_bytes
@@ -176,22 +178,37 @@ impl Store {
                 }
                 let only = tenant_over.then_some(home.number);
                 let reason = if tenant_over { Reason::TenantQuota } else { Reason::Quota };
-                (index.victim_of(only, old, &stuck), reason)
+                let mut victim = index.victim_of(only, old, &stuck);
+                if victim == Search::Nothing && !tenant_over {
+                    // For its own sake a tenant goes below its reserve.
+                    victim = index.victim_of(Some(home.number), old, &stuck);
+                }
+                (victim, reason)
             };
-            let Some(victim) = victim.filter(|_| stuck.len() < limits::STUCK_VICTIMS) else {
-                return Err(match reason {
-                    Reason::TenantQuota => Error::new(
-                        Kind::TenantQuota,
-                        format!("nothing of tenant {} can be evicted for the value", home.tenant),
-                    ),
-                    _ => self.no_space("nothing can be evicted for the value"),
-                });
+            let victim = match victim {
+                Search::Found(victim) if stuck.len() < limits::STUCK_VICTIMS => victim,
+                Search::Again => continue,
+                _ => {
+                    return Err(match reason {
+                        Reason::TenantQuota => Error::new(
+                            Kind::TenantQuota,
+                            format!("nothing of tenant {} can be evicted for the value", home.tenant),
+                        ),
+                        _ => self.no_space("nothing can be evicted for the value"),
+                    });
+                }
             };
+            self.count_inline(1);
             if let Err(e) = self.evict(victim, reason) {
                 log::warn!("cannot evict: {e}");
                 stuck.push(victim);
             }
         }
+    }
+
+    /// Counts evictions that somebody's operation waits for.
+    fn count_inline(&self, n: u64) {
+        self.counters.evictions_inline.fetch_add(n, Ordering::Relaxed);
     }
 
     /// Whether the store, and a tenant of it, can hold this much more without an eviction, now or at the keeper's next
@@ -319,7 +336,8 @@ impl Store {
     /// Gives inodes and blocks back to the backing filesystem; whether any were.
     fn make_room(&self) -> bool {
         let evicted = self.evict_some(limits::EVICTED_FOR_ROOM);
-        self.prune_shards() > 0 || evicted
+        self.count_inline(evicted);
+        self.prune_shards() > 0 || evicted > 0
     }
 
     /// Removes the shard directories that are empty, of all tenants; how many.
@@ -341,12 +359,10 @@ impl Store {
         pruned
     }
 
-    /// Evicts up to `n` keys for the backing filesystem's sake; whether any went.
-    fn evict_some(&self, n: usize) -> bool {
-        let before = self.counters.evicted_keys();
+    /// Evicts up to `n` keys for the backing filesystem's sake; how many went.
+    pub(super) fn evict_some(&self, n: usize) -> u64 {
         let keys = self.index.lock().charged().keys;
-        self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace);
-        self.counters.evicted_keys() > before
+        self.evict_down_to(u64::MAX, Some(keys.saturating_sub(n as u64)), Reason::FreeSpace)
     }
 
     /// Whether the backing filesystem has no room left: a writer may have missed a write without the daemon's knowing.
@@ -369,28 +385,36 @@ impl Store {
         self.evict(id, Reason::TenantQuota).is_ok()
     }
 
-    /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist).
-    pub(super) fn evict_down_to(&self, target_bytes: u64, target_keys: Option<u64>, reason: Reason) {
-        let mut stuck = Vec::new();
+    /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist); how many went.
+    pub(super) fn evict_down_to(&self, target_bytes: u64, target_keys: Option<u64>, reason: Reason) -> u64 {
+        let (mut stuck, mut evicted) = (Vec::new(), 0);
         while stuck.len() < limits::STUCK_VICTIMS {
             let victim = {
-                let index = self.index.lock();
+                let mut index = self.index.lock();
                 let keys_over = target_keys.is_some_and(|max| index.charged().keys > max);
                 let used = index.charged().bytes + index.reserved_bytes;
                 if used <= target_bytes && !keys_over {
-                    return;
+                    return evicted;
                 }
                 match reason {
                     Reason::FreeSpace => index.victim_for_space(&stuck),
                     _ => index.victim_of(None, None, &stuck),
                 }
             };
-            let Some(victim) = victim else { return };
-            if let Err(e) = self.evict(victim, reason) {
-                log::warn!("cannot evict: {e}");
-                stuck.push(victim);
+            let victim = match victim {
+                Search::Found(victim) => victim,
+                Search::Again => continue,
+                Search::Nothing => return evicted,
+            };
+            match self.evict(victim, reason) {
+                Ok(_) => evicted += 1,
+                Err(e) => {
+                    log::warn!("cannot evict: {e}");
+                    stuck.push(victim);
+                }
             }
         }
+        evicted
     }
 
     /// Evicts until `percent` of the quota is used: the control file's `evict`.
@@ -398,169 +422,14 @@ impl Store {
         self.evict_down_to(self.percent_of_quota(percent), None, Reason::Command);
     }
 
-    /// Has the keeper look now.
-    pub(super) fn wake_keeper(&self) {
-        self.keeper.work.lock().pressed = true;
-        self.keeper.woken.notify_one();
-    }
-
-    pub(super) fn watch_staged(
-        &self,
-        home: &Arc<Home>,
-        name: &str,
-        file: &Arc<File>,
-        doomed: &Arc<AtomicBool>,
-    ) {
-        let (home, file, doomed) = (Arc::clone(home), Arc::downgrade(file), Arc::downgrade(doomed));
-        let watched = Watched { home, file, doomed };
-        let mut staged = self.keeper.staged.lock();
-        staged.insert(name.to_owned(), watched);
-        drop(staged);
-        if !self.keeper.looking.swap(true, Ordering::AcqRel) {
-            self.wake_keeper();
-        }
-    }
-
-    pub(super) fn forget_staged(&self, name: &str) {
-        self.keeper.staged.lock().remove(name);
-    }
-
-    /// Names in staging of values that were admitted under a home's epoch.
-    fn staged_under(&self, home: &Home) -> Vec<String> {
-        let staged = self.keeper.staged.lock();
-        let of_home = |w: &Watched| (w.home.number, w.home.epoch) == (home.number, home.epoch);
-        staged.iter().filter(|(_, w)| of_home(w)).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Unlinks the values being written under an epoch that is over: they can never be published. Whoever writes them
-    /// keeps the open file, and is watched as before.
-    pub(super) fn give_up_staged(&self, home: &Home) -> Result<()> {
-        self.staged_under(home).iter().try_for_each(|name| {
-            step!("removal.staged");
-            self.staging.unlink(name).map(drop)
-        })
-    }
-
-    /// A value in staging that was admitted under a home's epoch, if one is left.
-    pub(super) fn staged_below(&self, home: &Home) -> Result<Option<String>> {
-        for name in self.staged_under(home) {
-            if self.staging.stat(&name)?.is_some() {
-                return Ok(Some(name));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Starts the keeper. It ends with the store.
-    pub(super) fn start_keeper(self: &Arc<Self>) -> Result<()> {
-        let (store, keeper) = (Arc::downgrade(self), Arc::clone(&self.keeper));
-        let run = move || {
-            let (mut idle_looks, mut looking) = (0, false);
-            loop {
-                let asked = !looking && keeper.looking.load(Ordering::Acquire);
-                let staging = !keeper.staged.lock().is_empty();
-                idle_looks = if staging || asked { 0 } else { idle_looks + 1 };
-                looking = idle_looks < limits::IDLE_LOOKS;
-                keeper.looking.store(looking, Ordering::Release);
-                {
-                    let mut work = keeper.work.lock();
-                    if !work.pressed && !work.stop {
-                        let wait = if looking { limits::STAGED_POLL } else { limits::IDLE_POLL };
-                        keeper.woken.wait_for(&mut work, wait);
-                    }
-                    if work.stop {
-                        return;
-                    }
-                    work.pressed = false;
-                }
-                let Some(store) = store.upgrade() else { return };
-                store.keep();
-                store.save_order_when_due();
-            }
-        };
-        let spawned = std::thread::Builder::new().name("fencefs-keeper".into()).spawn(run);
-        spawned.map(drop).map_err(|e| Error::os("cannot start the eviction thread", e))
-    }
-
-    pub(super) fn stop_keeper(&self) {
-        self.keeper.work.lock().stop = true;
-        self.keeper.woken.notify_one();
-    }
-
-    /// One look: staged bytes, watermarks, tenant quotas, free space.
-    fn keep(&self) {
-        self.count_staged();
-        let quota = &self.settings.quota;
-        if self.over_high(&self.index.lock()) {
-            self.evict_tenants_over_quota();
-            let target = self.percent_of_quota(quota.low_percent);
-            let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
-            self.evict_down_to(target, keys, Reason::Quota);
-        }
-        self.defend_free_space();
-    }
-
-    fn evict_tenants_over_quota(&self) {
-        let mut stuck = Vec::new();
-        while stuck.len() < limits::STUCK_VICTIMS {
-            let victim = {
-                let index = self.index.lock();
-                let over = |t: &&super::index::TenantEntry| {
-                    t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q)
-                };
-                let number = index.tenants.iter().find(over).map(|t| t.home.number);
-                number.and_then(|n| index.victim_of(Some(n), None, &stuck))
-            };
-            let Some(victim) = victim else { return };
-            if self.evict(victim, Reason::TenantQuota).is_err() {
-                stuck.push(victim);
-            }
-        }
-    }
-
-    /// Looks at the values being written: what they occupy, and which can never be published.
-    pub(super) fn count_staged(&self) {
-        let largest = self.largest_value_bytes();
-        let files: Vec<_> =
-            self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.doomed.upgrade())).collect();
-        let mut sizes = Vec::new();
-        let full = !files.is_empty() && self.disk_is_full();
-        for (file, doomed) in files.into_iter().filter_map(|(f, d)| f.zip(d)) {
-            let Ok(attr) = os::stat(&*file) else { continue };
-            if attr.allocated_bytes() > largest || full {
-                doom(&file, &doomed);
-            } else {
-                sizes.push((attr.allocated_bytes(), file, doomed));
-            }
-        }
-        sizes.sort_by_key(|(bytes, ..)| *bytes);
-        let mut sum: u64 = sizes.iter().map(|(bytes, ..)| bytes).sum();
-        while sum > self.quota_bytes()
-            && let Some((bytes, file, doomed)) = sizes.pop()
-        {
-            doom(&file, &doomed);
-            sum -= bytes;
-        }
-        self.staged_bytes.store(sum, Ordering::Relaxed);
-    }
-
-    /// Keeps space and inodes free on the backing filesystem; values being written may yet grow by what they hold.
-    fn defend_free_space(&self) {
-        let Ok(space) = self.data.space() else { return };
-        self.evict_to_free(&space, self.staged_bytes.load(Ordering::Relaxed));
-        let floor_inodes = (space.total_inodes / 50).min(limits::FREE_FLOOR_INODES);
-        if space.available_inodes < floor_inodes {
-            self.evict_some((floor_inodes - space.available_inodes) as usize);
-        }
-    }
-
-    /// Evicts until the floor of free space, and `bytes` more, are free.
-    fn evict_to_free(&self, space: &FsSpace, bytes: u64) {
+    /// Evicts until the floor of free space, and `bytes` more, are free; how many keys went.
+    pub(super) fn evict_to_free(&self, space: &FsSpace, bytes: u64) -> u64 {
         let floor = free_floor(space) + bytes;
-        if space.available_bytes < floor {
-            let used = self.index.lock().charged().bytes;
-            self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace);
+        if space.available_bytes >= floor {
+            return 0;
         }
+        let used = self.index.lock().charged().bytes;
+        self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace)
     }
 
     /// Before a publication: what was written must have found room, and the next value of this size must find it too.
@@ -571,7 +440,7 @@ impl Store {
             self.wake_keeper();
             return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
         }
-        self.evict_to_free(&space, bytes);
+        self.count_inline(self.evict_to_free(&space, bytes));
         Ok(())
     }
 }
@@ -579,12 +448,4 @@ impl Store {
 /// Bytes of the backing filesystem that eviction keeps free.
 fn free_floor(space: &FsSpace) -> u64 {
     (space.total_bytes / 20).min(limits::FREE_FLOOR_BYTES)
-}
-
-/// A value that can never be published: its writer learns that at close, its bytes go now.
-fn doom(file: &File, doomed: &AtomicBool) {
-    doomed.store(true, Ordering::Release);
-    if let Err(e) = os::truncate(file, 0) {
-        log::warn!("cannot empty a value that can never be published: {e}");
-    }
 }

@@ -1,5 +1,6 @@
 //! What the store says of itself.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
@@ -8,6 +9,7 @@ use super::Store;
 use super::index::ROOT;
 use super::legacy::AttachedStatus;
 use super::remove::ScopeState;
+use super::room::Reason;
 
 /// Counters since the store was opened.
 #[derive(Debug, Default)]
@@ -18,10 +20,18 @@ pub struct Counters {
     pub misses: AtomicU64,
     /// Values published.
     pub publications: AtomicU64,
+    /// What they occupied when they were.
+    pub published_bytes: AtomicU64,
+    /// Bytes that the daemon read for programs; the kernel's own reads are not seen.
+    pub read_bytes: AtomicU64,
+    /// Bytes that programs wrote through the daemon; the kernel's own writes are not seen.
+    pub written_bytes: AtomicU64,
     /// Renames.
     pub renames: AtomicU64,
     /// Evictions by [`super::room::Reason`].
     pub evictions: [AtomicU64; 4],
+    /// Those of them that somebody's operation waited for.
+    pub evictions_inline: AtomicU64,
     /// What evicted values occupied.
     pub evicted_bytes: AtomicU64,
     /// Victims that could not be removed.
@@ -41,6 +51,12 @@ impl Counters {
     pub(super) fn uses(&self) -> u64 {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         of(&self.hits) + of(&self.misses) + of(&self.publications) + of(&self.renames)
+    }
+
+    /// Evictions, by the word for their reason.
+    pub fn evictions_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Reason::WORDS.into_iter().zip(self.evictions.each_ref().map(count))
     }
 
     /// Evictions for whatever reason.
@@ -64,6 +80,8 @@ pub struct TenantStatus {
     pub bytes: u64,
     /// Quota, if any.
     pub quota_bytes: Option<u64>,
+    /// What other tenants' pressure leaves it, if that is set.
+    pub reserve_bytes: Option<u64>,
 }
 
 /// The store's part of the status object.
@@ -83,8 +101,16 @@ pub struct StoreStatus {
     pub evict: &'static str,
     /// Keys evicted since the store was opened.
     pub evicted_keys: u64,
+    /// Those of them that somebody's operation waited for.
+    pub evictions_inline: u64,
+    /// Keys evicted since the store was opened, by reason.
+    pub evictions: BTreeMap<&'static str, u64>,
     /// Victims that could not be removed.
     pub eviction_errors: u64,
+    /// Values opened since the store was opened.
+    pub hits: u64,
+    /// Look-ups of keys that did not exist.
+    pub misses: u64,
     /// Allocated bytes of values being written.
     pub staged_bytes: u64,
     /// Bytes out of eviction's reach.
@@ -133,6 +159,7 @@ impl Store {
                 keys: t.usage.keys,
                 bytes: t.usage.bytes,
                 quota_bytes: t.quota_bytes,
+                reserve_bytes: (t.reserve_bytes > 0).then_some(t.reserve_bytes),
             })
             .collect();
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
@@ -144,7 +171,11 @@ impl Store {
             keys: index.usage.keys,
             evict: self.settings.policy.as_str(),
             evicted_keys: self.counters.evicted_keys(),
+            evictions_inline: self.counters.evictions_inline.load(Ordering::Relaxed),
+            evictions: self.counters.evictions_by_reason().collect(),
             eviction_errors: self.counters.eviction_errors.load(Ordering::Relaxed),
+            hits: self.counters.hits.load(Ordering::Relaxed),
+            misses: self.counters.misses.load(Ordering::Relaxed),
             staged_bytes: self.staged_bytes.load(Ordering::Relaxed),
             pinned_bytes: index.pinned_bytes,
             quarantined: self.counters.quarantined.load(Ordering::Relaxed),

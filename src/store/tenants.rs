@@ -9,13 +9,12 @@ use parking_lot::Mutex;
 use super::Store;
 use super::fence::Fence;
 use super::index::{DirAttr, Directory, NodeId, ROOT};
+use super::tenant_limits::TenantLimits;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::key::{DEFAULT_TENANT, Epoch, RecordKind, Tenant};
-use crate::os::{self, Attr, Dir, EntryType, Timespec, XattrMode};
+use crate::os::{self, Attr, Dir, EntryType, Timespec};
 use crate::scope::Generation;
-
-const QUOTA_XATTR: &str = "user.fencefs.quota";
 
 /// A tenant's place on disk under one epoch. A removal makes a new one; whoever holds an old one is stale.
 #[derive(Debug)]
@@ -79,7 +78,7 @@ impl Store {
             self.tenants_dir.sync()?;
         }
         let attr = dir_attr(&top.attr()?);
-        let quota_bytes = read_quota(&top, tenant)?;
+        let limits = TenantLimits::read(&top, tenant)?;
         let mut index = self.index.lock();
         let number = index.tenants.len() as u32;
         let home = Arc::new(Home {
@@ -105,7 +104,8 @@ impl Store {
             usage: Default::default(),
             hidden: Default::default(),
             pinned_bytes: 0,
-            quota_bytes,
+            quota_bytes: limits.quota_bytes,
+            reserve_bytes: limits.reserve_bytes.unwrap_or(0),
             reserved_bytes: 0,
             live: true,
         });
@@ -162,18 +162,16 @@ impl Store {
         if let Some(top) = self.tenants_dir.open_dir_if_any(home.tenant.as_str())? {
             return Ok(top);
         }
-        let (attr, quota_bytes) = {
+        let (attr, limits) = {
             let index = self.index.lock();
             let tenant = &index.tenants[home.number as usize];
-            (index.dir(tenant.node)?.attr, tenant.quota_bytes)
+            (index.dir(tenant.node)?.attr, TenantLimits::of(tenant))
         };
         log::warn!("the directory of tenant {} was missing and is made again, empty", home.tenant);
         let top = self.tenants_dir.ensure_dir(home.tenant.as_str(), attr.mode)?;
         self.own(&top, attr.uid, attr.gid)?;
         os::chmod(&top, attr.mode)?;
-        if let Some(bytes) = quota_bytes {
-            os::xattr_set(&top, QUOTA_XATTR, bytes.to_string().as_bytes(), XattrMode::Set)?;
-        }
+        limits.write(&top, &TenantLimits::default())?;
         self.tenants_dir.sync()?;
         Ok(top)
     }
@@ -295,25 +293,6 @@ impl Store {
         self.tenant_in_slot(slot).and_then(|t| self.tenant_node(&t))
     }
 
-    /// A tenant's own quota.
-    pub fn tenant_quota(&self, tenant: &Tenant) -> Result<Option<u64>> {
-        let home = self.home(tenant)?;
-        Ok(self.index.lock().tenants[home.number as usize].quota_bytes)
-    }
-
-    /// Sets a tenant's quota, durably; `None` takes it away.
-    pub fn set_tenant_quota(&self, tenant: &Tenant, bytes: Option<u64>) -> Result<()> {
-        let home = self.home(tenant)?;
-        match bytes {
-            Some(n) => os::xattr_set(&home.top, QUOTA_XATTR, n.to_string().as_bytes(), XattrMode::Set)?,
-            None => drop(os::xattr_remove(&home.top, QUOTA_XATTR)?),
-        }
-        os::sync_file(&home.top)?;
-        self.index.lock().tenants[home.number as usize].quota_bytes = bytes;
-        self.wake_keeper();
-        Ok(())
-    }
-
     /// Gives a file or directory to `uid` and `gid`, where it is not theirs already.
     pub(super) fn own(&self, fd: impl std::os::fd::AsFd, uid: u32, gid: u32) -> Result<()> {
         if (uid, gid) == (self.daemon_uid, self.daemon_gid) {
@@ -322,13 +301,4 @@ impl Store {
             os::chown(fd, Some(uid), Some(gid))
         }
     }
-}
-
-fn read_quota(top: &Dir, tenant: &Tenant) -> Result<Option<u64>> {
-    let Some(text) = os::xattr_get(top, QUOTA_XATTR, 64)? else { return Ok(None) };
-    let parsed = std::str::from_utf8(&text).ok().and_then(|t| t.parse().ok());
-    if parsed.is_none() {
-        log::warn!("the quota of tenant {tenant} cannot be read and is taken as none; set it again");
-    }
-    Ok(parsed)
 }

@@ -7,11 +7,12 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::content::{self, Passing, Summed};
 use super::evict::Opener;
+use super::fate::Fate;
 use super::index::{Directory, NodeId};
 use super::object::Place;
 use super::room::Needs;
@@ -53,9 +54,9 @@ pub struct Staged {
     /// Set with `user.fencefs.pin` before publication.
     pub pinned: bool,
     store: Arc<Store>,
-    doomed: Arc<AtomicBool>,
     /// Whose run it belongs to, in the eviction order.
     pub opener: Option<Opener>,
+    fate: Arc<Fate>,
     /// Its checksum in the making, where it is to have one.
     passing: Option<Arc<Passing>>,
     /// Edits of the node before there was any.
@@ -117,12 +118,12 @@ impl Staged {
 
     /// The value can never be published whole: its close fails with [`Kind::NoSpace`].
     pub fn doom(&self) {
-        self.doomed.store(true, Ordering::Release);
+        self.fate.doom();
     }
 
     /// Whether the value can never be published whole.
     pub fn is_doomed(&self) -> bool {
-        self.doomed.load(Ordering::Acquire)
+        self.fate.is_doomed()
     }
 
     /// Gives the value up.
@@ -184,9 +185,9 @@ impl Store {
             RecordKind::File | RecordKind::Symlink => None,
         };
         let node = self.index.lock().add_pending(parent, name, home.number, kind, dir);
-        let (file, doomed) = (Arc::new(file), Arc::new(AtomicBool::new(false)));
+        let (file, fate) = (Arc::new(file), Arc::new(Fate::default()));
         if kind == RecordKind::File {
-            self.watch_staged(&home, &staged_name, &file, &doomed);
+            self.watch_staged(&home, &staged_name, &file, &fate);
         }
         Ok(Staged {
             file,
@@ -199,7 +200,7 @@ impl Store {
             pinned: false,
             opener: None,
             store: Arc::clone(self),
-            doomed,
+            fate,
             passing: content::passing(self).filter(|_| kind == RecordKind::File),
             edits: self.edits.of(node),
         })
@@ -221,9 +222,9 @@ impl Store {
         let (key, old) = self.standing(staged)?;
         let _transaction = self.transaction(old);
         let place = Place::new(&home, key, staged.kind);
-        if staged.is_doomed() {
+        let Some(claim) = staged.fate.claim() else {
             return Err(self.no_space("the value is larger than the quota, or missed a write"));
-        }
+        };
         let payload_bytes = os::stat(&*staged.file)?.size_bytes;
         let record = Record {
             kind: staged.kind,
@@ -257,6 +258,7 @@ impl Store {
         step!("publish.rename");
         self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), self.has_record(old))?;
         staged.progress = Progress::Published;
+        claim.published();
         self.forget_staged(&staged.name);
         let linked = self.link_published(staged, &place, payload_bytes, still_open);
         if linked.is_err() {
@@ -269,6 +271,7 @@ impl Store {
         }
         let replaced = linked?;
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        self.counters.published_bytes.fetch_add(needs.bytes, Ordering::Relaxed);
         step!("publish.renamed");
         if self.durable() {
             shard.sync()?;

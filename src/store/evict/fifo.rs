@@ -21,6 +21,14 @@ impl Policy for Fifo {
         self.insert(slot, Admission::default());
     }
 
+    fn moves(&self) -> bool {
+        false
+    }
+
+    fn heat(&self, slot: Slot) -> Option<Heat> {
+        self.entries.get(slot).map(|()| Heat::default())
+    }
+
     fn touch(&mut self, _: Slot, _: Option<Slot>) {}
 
     fn remove(&mut self, slot: Slot) {

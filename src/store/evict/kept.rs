@@ -30,6 +30,14 @@ impl Policy for Kept {
         self.0.remembers()
     }
 
+    fn moves(&self) -> bool {
+        self.0.moves()
+    }
+
+    fn heat(&self, slot: Slot) -> Option<Heat> {
+        self.0.heat(slot)
+    }
+
     fn victim(&self, _: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
         None
     }

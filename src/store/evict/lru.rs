@@ -43,6 +43,10 @@ impl Policy for Lru {
         }
     }
 
+    fn heat(&self, slot: Slot) -> Option<Heat> {
+        self.entries.get(slot).map(|()| Heat::default())
+    }
+
     fn remove(&mut self, slot: Slot) {
         self.entries.unlink(&mut self.ends, slot);
     }

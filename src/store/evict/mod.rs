@@ -6,6 +6,7 @@
 
 use crate::config::{EvictOptions, PolicyName};
 
+mod aside;
 mod fifo;
 mod ghosts;
 mod kept;
@@ -89,6 +90,14 @@ pub trait Policy: Send {
 
     /// The key was opened, after another one in its run. Unknown slots are ignored.
     fn touch(&mut self, slot: Slot, after: Option<Slot>);
+
+    /// Whether a touch changes the order.
+    fn moves(&self) -> bool {
+        true
+    }
+
+    /// How a slot was used; none of one that is not there.
+    fn heat(&self, slot: Slot) -> Option<Heat>;
 
     /// Forgets a slot; its number may come back as another key. Unknown slots are ignored.
     fn remove(&mut self, slot: Slot);

@@ -18,6 +18,12 @@ struct Known {
     queue: u8,
 }
 
+impl Known {
+    fn heat(self) -> Heat {
+        Heat::new(self.queue, self.frequency)
+    }
+}
+
 /// The queues.
 pub(super) struct Mq {
     entries: Entries<Known>,
@@ -131,12 +137,15 @@ impl Policy for Mq {
         self.all().find(|s| evictable(*s))
     }
 
+    fn heat(&self, slot: Slot) -> Option<Heat> {
+        self.entries.get(slot).map(Known::heat)
+    }
+
     fn order_later(&self) -> Later {
         let (entries, queues) = (self.entries.clone(), self.queues.clone());
-        let heat = |k: Known| Heat::new(k.queue, k.frequency);
         Box::new(move || {
             let all = queues.iter().flat_map(|ends| entries.iter(ends));
-            all.filter_map(|s| Some((s, heat(entries.get(s)?)))).collect()
+            all.filter_map(|s| Some((s, entries.get(s)?.heat()))).collect()
         })
     }
 

@@ -1,5 +1,6 @@
-//! The order of a store's keys: a policy, and the runs that say which keys go together.
+//! The order of a store's keys: a policy, what was set aside from it, and the runs that say which keys go together.
 
+use super::aside::Aside;
 use super::runs::{Runs, Step, Use};
 use super::{Admission, Heat, Later, Policy, Slot};
 use crate::store::node::NodeId;
@@ -7,6 +8,8 @@ use crate::store::node::NodeId;
 /// The eviction order of every linked value and symlink.
 pub struct Order {
     policy: Box<dyn Policy>,
+    /// Colder than all that the policy has.
+    aside: Aside,
     runs: Runs,
     uses: u64,
 }
@@ -14,7 +17,7 @@ pub struct Order {
 impl Order {
     /// An empty order of a policy.
     pub fn new(policy: Box<dyn Policy>) -> Order {
-        Order { policy, runs: Runs::default(), uses: 0 }
+        Order { policy, aside: Aside::default(), runs: Runs::default(), uses: 0 }
     }
 
     /// Where a use places its key. A node that a run ended with counts while `is_there` says so: its slot may have another
@@ -37,6 +40,9 @@ impl Order {
     ) {
         let step = by.map(|by| Step { by, id, size_bytes, publishes: false });
         let (after, _) = self.step(step, is_there);
+        if self.policy.moves() {
+            self.take_back(id.slot());
+        }
         self.policy.touch(id.slot(), after);
     }
 
@@ -51,6 +57,7 @@ impl Order {
     ) {
         let step = by.map(|by| Step { by, id, size_bytes, publishes: true });
         let (after, short) = self.step(step, is_there);
+        self.take_back(id.slot());
         self.policy.insert(id.slot(), Admission { key, after, short });
     }
 
@@ -61,11 +68,14 @@ impl Order {
 
     /// A key is gone for good.
     pub fn removed(&mut self, slot: Slot) {
-        self.policy.remove(slot);
+        if self.aside.take(slot).is_none() {
+            self.policy.remove(slot);
+        }
     }
 
     /// A key was evicted, or its value replaced: what is known of its use is kept for its next value.
     pub fn evicted(&mut self, slot: Slot, key: u64) {
+        self.take_back(slot);
         self.policy.evicted(slot, key);
     }
 
@@ -74,7 +84,31 @@ impl Order {
         self.policy.remembers()
     }
 
-    /// The coldest slot for which `evictable` holds.
+    /// Sets a key of a tenant aside: [`Order::victim`] does not ask about it until it is used.
+    pub fn set_aside(&mut self, slot: Slot, tenant: u32) {
+        if let Some(heat) = self.policy.heat(slot) {
+            self.policy.remove(slot);
+            self.aside.put(tenant, slot, heat);
+        }
+    }
+
+    fn take_back(&mut self, slot: Slot) {
+        if let Some(heat) = self.aside.take(slot) {
+            self.policy.restore(slot, heat);
+        }
+    }
+
+    /// What was set aside of a tenant, coldest first.
+    pub fn set_aside_of(&self, tenant: u32) -> impl Iterator<Item = Slot> + '_ {
+        self.aside.of(tenant)
+    }
+
+    /// How many slots were set aside.
+    pub fn set_aside_len(&self) -> usize {
+        self.aside.len()
+    }
+
+    /// The coldest slot for which `evictable` holds, of those that were not set aside.
     pub fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
         self.policy.victim(evictable)
     }
@@ -86,7 +120,11 @@ impl Order {
 
     /// The same, to be walked through when nobody waits for it.
     pub fn all_later(&self) -> Later {
-        self.policy.order_later()
+        let (mut all, rest) = (self.aside.all(), self.policy.order_later());
+        Box::new(move || {
+            all.extend(rest());
+            all
+        })
     }
 
     /// Makes room for so many slots more, in one piece.
@@ -96,7 +134,7 @@ impl Order {
 
     /// How many slots there are.
     pub fn len(&self) -> usize {
-        self.policy.len()
+        self.policy.len() + self.aside.len()
     }
 
     /// Whether there is none.

@@ -494,7 +494,7 @@ fn a_tight_quota_rolls_a_migration_back() {
     assert_eq!(files(dir.path()), before);
     assert_eq!(get(&bench, b"big").unwrap(), [1; 40_000]);
     sound_with(&bench, &before);
-    bench.set_quota_bytes(256 << 10);
+    bench.set_quota_bytes(256 << 10).unwrap();
     bench.truncate(id, 5).unwrap();
     assert_eq!(get(&bench, b"big").unwrap(), [1; 5]);
     sound_with(&bench, &[]);

@@ -40,6 +40,7 @@ mod removal;
 #[cfg(feature = "failpoints")]
 mod removal_steps;
 mod renames;
+mod reserve;
 mod room;
 mod unspelled;
 

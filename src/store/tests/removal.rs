@@ -71,7 +71,7 @@ fn a_missing_directory_is_an_empty_one() {
         let mut bench = bench;
         bench.close_and_reopen();
         assert_eq!(of(&bench, "a"), [b"value"], "{gone}");
-        assert_eq!(bench.tenant_quota(&tenant("a")).unwrap(), Some(1 << 30), "{gone}");
+        assert_eq!(bench.tenant_limits(&tenant("a")).unwrap().quota_bytes, Some(1 << 30), "{gone}");
     }
 }
 
@@ -171,7 +171,7 @@ fn a_tenants_removal_takes_what_is_the_tenants_and_nothing_else() {
     // The directory itself stays: the same node, owner, mode and settings.
     assert_eq!(bench.tenant_node(&tenant("a")).unwrap(), dir);
     assert_eq!(bench.attr(dir).unwrap().unwrap().attr.mode & 0o7777, 0o2750);
-    assert_eq!(bench.tenant_quota(&tenant("a")).unwrap(), Some(1 << 30));
+    assert_eq!(bench.tenant_limits(&tenant("a")).unwrap().quota_bytes, Some(1 << 30));
     bench.sound();
     // And it takes new values, under the new epoch.
     let id = put_in(&bench, dir, b"value", b"new").unwrap();

@@ -1,0 +1,133 @@
+//! Writers without end on a small quota: what the disk holds at most, who survives, and what the writer is told.
+//!
+//! The store is on an image of its own, and a thread polls what that filesystem holds while they write. The bound, as
+//! docs/semantics.md gives it: the quota for what is published, the quota once more for what is being written, and what
+//! is written between two looks.
+
+use crate::full_disk::{modes_of, on_disk};
+
+const QUOTA: &str = "64MiB";
+
+/// Runs a Python program with writers, and checks what they left. `unbounded(path)` writes far more than the quota and
+/// says how its errors came; `many(functions)` runs each in a process of its own.
+fn run_away(program: &str) {
+    modes_of(QUOTA, |m, mount| {
+        let script = format!(
+            "for i in $(seq 32); do head -c 1M /dev/urandom > $W/k; cat $W/k > $D/keep$i; done; cp $W/k $W/last
+             python3 - $W/disk $D <<'PY'
+import ctypes, errno, mmap, os, sys, threading
+disk, D = sys.argv[1:]
+Q = 64 << 20
+LOOK = 256 << 20  # what is written between two looks, at gigabytes a second, by several
+stop, peak = threading.Event(), [0]
+def held():
+    s = os.statvfs(disk)
+    return (s.f_blocks - s.f_bfree) * s.f_frsize
+def sample():
+    while not stop.is_set():
+        peak[0] = max(peak[0], held())
+        stop.wait(0.0005)
+def unbounded(path, total=12 * Q):
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    errors, block = [], b'r' * (1 << 20)
+    try:
+        for _ in range(total >> 20): os.write(fd, block)
+    except OSError as e: errors.append(e.errno)
+    try: os.close(fd)
+    except OSError as e: errors.append(e.errno)
+    assert errors and set(errors) == {{errno.ENOSPC}}, errors
+def many(functions):
+    children = []
+    for function in functions:
+        pid = os.fork()
+        if pid == 0:
+            try: function()
+            except BaseException as e:
+                print(repr(e), file=sys.stderr); os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    return [os.waitpid(pid, 0)[1] for pid in children]
+# The sampler is of this process; whoever writes is another.
+def measured(functions):
+    before = held()
+    sampler = threading.Thread(target=sample); sampler.start()
+    ends = many(functions)
+    stop.set(); sampler.join()
+    assert peak[0] <= 2 * Q + LOOK, (peak[0] >> 20, before >> 20)
+    return ends
+{program}
+PY
+             [ \"$(ls $D | grep -vc keep || true)\" = 0 ]; [ $(ls $D | wc -l) = 32 ]; cmp $W/last $D/keep32
+             [ $(used evicted_keys) = 0 ]
+             for i in $(seq 100); do [ $(used staged_bytes) = 0 ] && break; sleep 0.1; done; [ $(used staged_bytes) = 0 ]
+             [ $(used used_bytes) = $(find $S/data/t -type f -printf '%b\\n' | awk '{{s+=$1}} END {{print s*512}}') ]
+             head -c 20M /dev/zero > $D/next; [ $(stat -c %s $D/next) = 20971520 ]"
+        );
+        on_disk(m, "1G", "", mount, &script);
+    });
+}
+
+#[test]
+fn one_writer_at_full_speed() {
+    run_away("assert measured([lambda: unbounded(D + '/run')]) == [0]");
+}
+
+#[test]
+fn several_writers_at_once() {
+    run_away("assert measured([lambda n=n: unbounded(D + '/run%d' % n) for n in range(4)]) == [0] * 4");
+}
+
+/// A writer that never closes stays within the bound as long as it lives.
+#[test]
+fn a_writer_that_is_killed_leaves_nothing() {
+    run_away(
+        "def endless():
+    import signal
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    fd = os.open(D + '/run', os.O_WRONLY | os.O_CREAT)
+    while True:
+        try: os.write(fd, b'e' * (1 << 20))
+        except OSError as e: assert e.errno == errno.ENOSPC
+assert measured([endless]) == [14]  # SIGALRM",
+    );
+}
+
+/// What was emptied under a memory map is gone there too (SIGBUS), as when any file is truncated.
+#[test]
+fn a_writer_by_memory_map() {
+    run_away(
+        "def mapped():
+    fd = os.open(D + '/run', os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 8 * Q)
+    try: area = mmap.mmap(fd, 8 * Q)
+    except OSError as e:
+        assert e.errno == errno.ENODEV
+        return unbounded(D + '/run')
+    for at in range(0, 8 * Q, 4096): area[at] = 1
+    area.close()
+    try: os.close(fd)
+    except OSError as e:
+        assert e.errno == errno.ENOSPC
+        return
+    raise AssertionError('published')
+end = measured([mapped])
+assert end == [0] or os.WTERMSIG(end[0]) == 7, end",
+    );
+}
+
+/// Length is not space: a sparse value of any length fits by what it occupies.
+#[test]
+fn a_sparse_value_counts_what_it_occupies() {
+    run_away(
+        "path = D + '/sparse'
+def sparse():
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(fd, 1 << 40)
+    os.pwrite(fd, b'x' * 4096, 1 << 39)
+    os.close(fd)
+    assert os.stat(path).st_size == 1 << 40
+    os.unlink(path)
+assert measured([sparse]) == [0]",
+    );
+}
