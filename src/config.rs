@@ -271,6 +271,14 @@ pub mod limits {
     pub const SET_ASIDE_AT_ONCE: usize = 1024;
     /// Keys set aside that are asked whether they may go, of each tenant above its reserve.
     pub const ASKED_OF_ASIDE: usize = 64;
+    /// Keys whose time is over that the keeper deletes before it looks at anything else.
+    pub const EXPIRED_AT_ONCE: usize = 256;
+    /// Until one that could not be deleted, or is being written, is tried again.
+    pub const EXPIRE_AGAIN_SECONDS: i64 = 10;
+    /// Keys that the keeper looks at for their age in one part of a round.
+    pub const AGED_AT_ONCE: usize = 256;
+    /// Nodes that it searches for them, the index locked.
+    pub const AGED_SLOTS_AT_ONCE: usize = 16 << 10;
     /// Removals of different tenants that run at once.
     pub const REMOVALS_AT_ONCE: usize = 8;
     /// Pause after the first failed attempt at a removal; each further one doubles it.
@@ -364,6 +372,15 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         _ => return Err(invalid(format!("duration {text:?}: unknown unit {unit:?} (ms, s, m or h)"))),
     };
     scale("duration", text, number, unit_ns).map(Duration::from_nanos)
+}
+
+/// Parses a time to live: a duration of whole seconds.
+pub fn parse_ttl(text: &str) -> Result<u64> {
+    let time = parse_duration(text)?;
+    if time.subsec_nanos() > 0 {
+        return Err(invalid(format!("duration {text:?}: a time to live is whole seconds")));
+    }
+    Ok(time.as_secs())
 }
 
 /// Parses a fence wait: a duration of at most [`MAX_FENCE_WAIT`].

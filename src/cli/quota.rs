@@ -13,9 +13,11 @@ use crate::config::{self, format_size};
 use crate::error::Result;
 use crate::key::Tenant;
 
-/// Show or set the quota of the store or of one tenant, or a tenant's reserve
+/// Show or set the quota of the store or of one tenant, or a tenant's reserve and time to live
 #[derive(Debug, Args)]
-#[command(after_help = "Sizes: 100G and 100GiB count in 1024, 100GB in 1000; a plain number is bytes.")]
+#[command(
+    after_help = "Sizes: 100G and 100GiB count in 1024, 100GB in 1000; a plain number is bytes. Durations: 30s, 10m, 24h."
+)]
 pub(super) struct QuotaArgs {
     /// Where the filesystem is mounted
     #[arg(value_name = "MOUNTPOINT")]
@@ -29,6 +31,9 @@ pub(super) struct QuotaArgs {
     /// What other tenants' pressure leaves this one, or `none` to take it away
     #[arg(long, value_name = "SIZE|none", value_parser = limit, requires = "tenant")]
     reserve: Option<Limit>,
+    /// How long this tenant's keys live after their last change, or `none`: for ever
+    #[arg(long, value_name = "DURATION|none", value_parser = ttl, requires = "tenant")]
+    ttl: Option<Ttl>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -40,6 +45,16 @@ enum Limit {
     Bytes(u64),
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ttl {
+    None,
+    Seconds(u64),
+}
+
+fn ttl(text: &str) -> Result<Ttl> {
+    if text == "none" { Ok(Ttl::None) } else { config::parse_ttl(text).map(Ttl::Seconds) }
+}
+
 fn limit(text: &str) -> Result<Limit> {
     if text == "none" { Ok(Limit::None) } else { config::parse_size(text).map(Limit::Bytes) }
 }
@@ -47,9 +62,10 @@ fn limit(text: &str) -> Result<Limit> {
 /// Shows or sets the quota.
 pub(super) fn run(args: &QuotaArgs) -> Result<ExitCode> {
     let mut control = ControlClient::open(&args.mountpoint, ANSWER_WAIT)?;
-    let reply = control.ask(&command(args.tenant.as_ref(), args.size, args.reserve), ANSWER_WAIT)?;
-    let doing =
-        if args.size.or(args.reserve).is_some() { "cannot set the quota" } else { "cannot show the quota" };
+    let line = command(args.tenant.as_ref(), args.size, args.reserve, args.ttl);
+    let reply = control.ask(&line, ANSWER_WAIT)?;
+    let sets = args.size.or(args.reserve).is_some() || args.ttl.is_some();
+    let doing = if sets { "cannot set the quota" } else { "cannot show the quota" };
     let done = reply.check(doing);
     if args.json {
         print(reply.json_line())?;
@@ -66,7 +82,7 @@ pub(super) fn run(args: &QuotaArgs) -> Result<ExitCode> {
 }
 
 /// The control file's line.
-fn command(tenant: Option<&Tenant>, size: Option<Limit>, reserve: Option<Limit>) -> String {
+fn command(tenant: Option<&Tenant>, size: Option<Limit>, reserve: Option<Limit>, ttl: Option<Ttl>) -> String {
     let mut line = "quota".to_owned();
     if let Some(tenant) = tenant {
         line.push_str(&format!(" tenant={tenant}"));
@@ -77,6 +93,11 @@ fn command(tenant: Option<&Tenant>, size: Option<Limit>, reserve: Option<Limit>)
             Some(Limit::None) => line.push_str(&format!(" {word}=none")),
             None => {}
         }
+    }
+    match ttl {
+        Some(Ttl::Seconds(seconds)) => line.push_str(&format!(" ttl={seconds}s")),
+        Some(Ttl::None) => line.push_str(" ttl=none"),
+        None => {}
     }
     line
 }
@@ -94,7 +115,9 @@ fn human(tenant: Option<&Tenant>, asked: Option<Limit>, reply: &Reply) -> String
     let used = used.map_or(String::new(), |used| format!(", {} used", format_size(used)));
     let reserve = reply.get("reserve_bytes").and_then(Value::as_u64);
     let reserve = reserve.map_or(String::new(), |bytes| format!(", {} reserved", format_size(bytes)));
-    format!("{whose}: {quota}{reserve}{used}\n")
+    let ttl = reply.get("ttl_seconds").and_then(Value::as_u64);
+    let ttl = ttl.map_or(String::new(), |seconds| format!(", keys live {seconds} s"));
+    format!("{whose}: {quota}{reserve}{ttl}{used}\n")
 }
 
 #[cfg(test)]
@@ -104,12 +127,17 @@ mod tests {
     #[test]
     fn lines_of_the_control_file() {
         let a = Tenant::new(b"a").unwrap();
-        assert_eq!(command(None, None, None), "quota");
-        assert_eq!(command(Some(&a), None, None), "quota tenant=a");
-        assert_eq!(command(Some(&a), Some(limit("1K").unwrap()), None), "quota tenant=a bytes=1024");
-        assert_eq!(command(None, Some(limit("none").unwrap()), None), "quota bytes=none");
-        let reserve = command(Some(&a), None, Some(limit("2K").unwrap()));
+        assert_eq!(command(None, None, None, None), "quota");
+        assert_eq!(command(Some(&a), None, None, None), "quota tenant=a");
+        assert_eq!(command(Some(&a), Some(limit("1K").unwrap()), None, None), "quota tenant=a bytes=1024");
+        assert_eq!(command(None, Some(limit("none").unwrap()), None, None), "quota bytes=none");
+        let reserve = command(Some(&a), None, Some(limit("2K").unwrap()), None);
         assert_eq!(reserve, "quota tenant=a reserve=2048");
-        assert!(limit("lots").is_err());
+        let with = |text| command(Some(&a), None, None, Some(ttl(text).unwrap()));
+        assert_eq!(
+            (with("2m"), with("none")),
+            ("quota tenant=a ttl=120s".into(), "quota tenant=a ttl=none".into())
+        );
+        assert!(limit("lots").is_err() && ttl("lots").is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! Anything that is not exactly a command is refused with a sentence that names the word; a control file that
 //! guesses would turn a typing error into a removal. Parsing touches nothing and knows no store.
 
-use crate::config::parse_size;
+use crate::config::{parse_size, parse_ttl};
 use crate::error::{Error, Kind, Result};
 use crate::key::Tenant;
 use crate::scope::{Mode, Scope};
@@ -30,6 +30,8 @@ pub enum Command {
         bytes: Option<QuotaValue>,
         /// The tenant's new reserve; `None` leaves the one in force.
         reserve: Option<QuotaValue>,
+        /// The tenant's new time to live; `None` leaves the one in force.
+        ttl: Option<TtlValue>,
     },
     /// Evicts down to a percentage of the quota.
     Evict {
@@ -100,6 +102,25 @@ impl QuotaValue {
     }
 }
 
+/// A time to live to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TtlValue {
+    /// This many seconds.
+    Seconds(u64),
+    /// For ever.
+    None,
+}
+
+impl TtlValue {
+    /// The seconds, where there is an end.
+    pub fn seconds(self) -> Option<u64> {
+        match self {
+            TtlValue::Seconds(n) => Some(n),
+            TtlValue::None => None,
+        }
+    }
+}
+
 /// Names a removal request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
@@ -132,10 +153,12 @@ pub fn parse(line: &str) -> Result<Command> {
         "tenants" => words.only(&[]).map(|_| Command::Tenants),
         "requests" => words.only(&[]).map(|_| Command::Requests),
         "quota" => {
-            let words = words.only(&["tenant", "bytes", "reserve"])?;
+            let words = words.only(&["tenant", "bytes", "reserve", "ttl"])?;
             let value = |name| words.get(name).map(quota_value).transpose();
             let (bytes, reserve) = (value("bytes")?, value("reserve")?);
-            Ok(Command::Quota { tenant: words.get("tenant").map(tenant).transpose()?, bytes, reserve })
+            let ttl = words.get("ttl").map(ttl_value).transpose()?;
+            let tenant = words.get("tenant").map(tenant).transpose()?;
+            Ok(Command::Quota { tenant, bytes, reserve, ttl })
         }
         "evict" => Ok(Command::Evict { to_percent: percent(words.only(&["to"])?.need("to")?)? }),
         "epoch" => Ok(Command::Epoch { tenant: tenant(words.only(&["tenant"])?.need("tenant")?)? }),
@@ -221,6 +244,13 @@ fn quota_value(text: &str) -> Result<QuotaValue> {
     match text {
         "none" => Ok(QuotaValue::None),
         size => parse_size(size).map(QuotaValue::Bytes),
+    }
+}
+
+fn ttl_value(text: &str) -> Result<TtlValue> {
+    match text {
+        "none" => Ok(TtlValue::None),
+        time => parse_ttl(time).map(TtlValue::Seconds),
     }
 }
 
@@ -342,6 +372,7 @@ mod tests {
             tenant: tenant.map(tenant_named),
             bytes,
             reserve,
+            ttl: None,
         };
         let quota = |tenant, bytes| both(tenant, bytes, None);
         let bytes = |n| Some(QuotaValue::Bytes(n));
@@ -355,6 +386,11 @@ mod tests {
         assert_eq!(parse("quota tenant=a reserve=1K").unwrap(), both(Some("a"), None, bytes(1024)));
         let all = parse("quota tenant=a reserve=none bytes=2K").unwrap();
         assert_eq!(all, both(Some("a"), bytes(2048), Some(QuotaValue::None)));
+        let ttl = |ttl| Command::Quota { tenant: Some(tenant_named("a")), bytes: None, reserve: None, ttl };
+        assert_eq!(parse("quota tenant=a ttl=2m").unwrap(), ttl(Some(TtlValue::Seconds(120))));
+        assert_eq!(parse("quota tenant=a ttl=none").unwrap(), ttl(Some(TtlValue::None)));
+        refused("quota tenant=a ttl=90", "no unit");
+        refused("quota tenant=a ttl=1500ms", "whole seconds");
         refused("quota tenant=a reserve=", "no value");
         for bad in ["5X", "-1", "+1", "G", "None", "99999999999T", "18446744073709551616"] {
             assert_eq!(parse(&format!("quota bytes={bad}")).unwrap_err().kind(), Kind::Invalid, "{bad}");

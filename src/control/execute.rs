@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::command::{Command, QuotaValue, Request as Named};
+use super::command::{Command, QuotaValue, Request as Named, TtlValue};
 use super::permission::{self, Asker};
 use super::removals::Removals;
 use super::report::{self, MountFacts};
@@ -32,7 +32,9 @@ pub fn execute(
             let epoch = store.home(tenant)?.fence.epoch();
             Ok(fields([("tenant", json!(tenant.as_str())), ("epoch", json!(epoch.0))]))
         }
-        Command::Quota { tenant, bytes, reserve } => quota(store, asker, tenant.as_ref(), *bytes, *reserve),
+        Command::Quota { tenant, bytes, reserve, ttl } => {
+            quota(store, asker, tenant.as_ref(), *bytes, (*reserve, *ttl))
+        }
         Command::Evict { to_percent } => {
             asker.must_administer()?;
             if asker.tenant.is_some() {
@@ -120,22 +122,28 @@ fn quota(
     asker: &Asker,
     named: Option<&Tenant>,
     bytes: Option<QuotaValue>,
-    reserve: Option<QuotaValue>,
+    (reserve, ttl): (Option<QuotaValue>, Option<TtlValue>),
 ) -> Result<Map<String, Value>> {
     let tenant = asker.tenant(named)?;
-    if bytes.is_some() || reserve.is_some() {
+    let changes = bytes.is_some() || reserve.is_some() || ttl.is_some();
+    if changes {
         asker.must_administer()?;
     }
     match tenant {
-        Some(tenant) if bytes.is_some() || reserve.is_some() => {
+        Some(tenant) if changes => {
             store.change_tenant_limits(tenant, |limits| {
                 limits.quota_bytes = bytes.map_or(limits.quota_bytes, QuotaValue::bytes);
                 limits.reserve_bytes = reserve.map_or(limits.reserve_bytes, QuotaValue::bytes);
+                limits.ttl_seconds = ttl.map_or(limits.ttl_seconds, TtlValue::seconds);
             })?;
         }
         Some(_) => {}
         None if reserve.is_some() => {
             return Err(Error::new(Kind::Invalid, "a reserve is a tenant's; give tenant=NAME"));
+        }
+        None if ttl.is_some() => {
+            let sentence = "a time to live is a tenant's, or a key's (user.fencefs.ttl); give tenant=NAME";
+            return Err(Error::new(Kind::Invalid, sentence));
         }
         None => match bytes {
             Some(QuotaValue::Bytes(0)) => {
@@ -149,17 +157,18 @@ fn quota(
         },
     }
     let (used, keys, bound) = store.usage(tenant);
-    let (own, reserve) = match tenant {
+    let (own, reserve, ttl) = match tenant {
         Some(tenant) => {
             let limits = store.tenant_limits(tenant)?;
-            (json!(limits.quota_bytes), json!(limits.reserve_bytes))
+            (json!(limits.quota_bytes), json!(limits.reserve_bytes), json!(limits.ttl_seconds))
         }
-        None => (json!(bound), Value::Null),
+        None => (json!(bound), Value::Null, Value::Null),
     };
     Ok(fields([
         ("tenant", tenant.map_or(Value::Null, |t| json!(t.as_str()))),
         ("quota_bytes", own),
         ("reserve_bytes", reserve),
+        ("ttl_seconds", ttl),
         ("used_bytes", json!(used)),
         ("keys", json!(keys)),
     ]))

@@ -153,6 +153,11 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     let mut family =
         m.gauges("fencefs_tenant_reserve_bytes", "What others' pressure leaves a tenant; 0 is none.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.reserve_bytes.unwrap_or(0)));
+    let mut family = m.gauges(
+        "fencefs_tenant_ttl_seconds",
+        "How long a tenant's keys live after their last change; 0 is for ever.",
+    );
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.ttl_seconds.unwrap_or(0)));
     let mut family = m.gauges("fencefs_tenant_keys", "Keys, by tenant.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.keys));
     let mut family = m.gauges("fencefs_tenant_epoch", "Epoch of new writes, by tenant.");

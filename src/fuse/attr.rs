@@ -6,7 +6,7 @@ use fuser::{FileAttr, FileType, INodeNo};
 
 use super::Fs;
 use super::opens::OpenNode;
-use super::{FORGET, REMEMBER};
+use super::{CLOCK_TICK, FORGET, REMEMBER};
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
 use crate::os::{self, Attr};
@@ -28,7 +28,7 @@ impl Fs {
             return self.open_attr(&open);
         }
         match self.store.attr(id)? {
-            Some(attr) => Ok((self.file_attr(id, &attr), REMEMBER)),
+            Some(attr) => Ok((self.file_attr(id, &attr), self.remembered(id))),
             // The kernel asks while a process works in it, and would answer ESTALE with no look-up of it.
             None if self.store.is_directory(id) => {
                 Err(Error::new(Kind::NotFound, "no such directory any more"))
@@ -44,9 +44,14 @@ impl Fs {
     pub(super) fn open_attr(&self, open: &OpenNode) -> Result<(FileAttr, Duration)> {
         let attr = self.content_attr(open)?;
         let links = u32::from(self.store.is_named(open.node));
-        let ttl =
-            if open.is_written() || !self.opens.replacing(open.node).is_empty() { FORGET } else { REMEMBER };
+        let is_written = open.is_written() || !self.opens.replacing(open.node).is_empty();
+        let ttl = if is_written { FORGET } else { self.remembered(open.node) };
         Ok((self.file_attr(open.node, &NodeAttr { kind: RecordKind::File, attr, links }), ttl))
+    }
+
+    /// How long the kernel may remember a node: never past the end of its time.
+    fn remembered(&self, id: NodeId) -> Duration {
+        self.store.time_left(id).map_or(REMEMBER, |left| left.saturating_sub(CLOCK_TICK).min(REMEMBER))
     }
 
     pub(super) fn file_attr(&self, id: NodeId, node: &NodeAttr) -> FileAttr {

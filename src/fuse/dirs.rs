@@ -103,7 +103,7 @@ impl Fs {
         }
         // While somebody creates the name, what others see of it may change with the next close.
         let ttl = if creating.is_empty() { REMEMBER } else { FORGET };
-        if let Some(id) = self.store.child(dir, name) {
+        if let Some(id) = self.store.child(dir, name).filter(|id| !self.store.has_expired(*id)) {
             self.store.retain(id)?;
             // Who takes it away there tells the kernel of that place.
             let ttl = if self.store.stands_in(id, dir) { ttl } else { FORGET };
@@ -124,7 +124,10 @@ impl Fs {
             return Ok(Seen::Unsettled);
         }
         self.store.count_miss();
-        Ok(Seen::Absent(ttl))
+        // A key whose time is over is there until the keeper comes: what happens to it until then tells the kernel
+        // nothing of an absence.
+        let is_there = self.store.child(dir, name).is_some();
+        Ok(Seen::Absent(if is_there { FORGET } else { ttl }))
     }
 
     /// GETATTR.
@@ -276,8 +279,8 @@ impl Fs {
         }
         loop {
             let batch = self.store.list(id, at.max(FIRST_COOKIE - 1), LIST_BATCH)?;
-            for ListEntry { cookie, node, kind, name } in &batch {
-                if add(*cookie, self.ino(*node), kind_of(*kind), name) {
+            for ListEntry { cookie, node, kind, name, expired } in &batch {
+                if !expired && add(*cookie, self.ino(*node), kind_of(*kind), name) {
                     return Ok(());
                 }
                 at = *cookie;
@@ -354,6 +357,7 @@ impl Fs {
         self.unreserved(dir, name)?;
         let owner = self.new_owner(who, dir, mode & 0o7777, umask)?;
         let owner = owner.for_directory();
+        self.store.give_way(dir, name)?;
         let id = self.store.make_dir(dir, name, owner.owner)?;
         owner.store_dir_acl(&self.store, id)?;
         self.made(who, dir, id)
@@ -376,6 +380,7 @@ impl Fs {
                 "only values, symbolic links and directories are kept",
             ));
         }
+        self.store.give_way(dir, name)?;
         if self.store.child(dir, name).is_some() || !self.opens.creating(dir, name).is_empty() {
             return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
         }
@@ -397,6 +402,7 @@ impl Fs {
         let dir = self.node(parent)?;
         self.unreserved(dir, name)?;
         let owner = self.new_owner(who, dir, 0o777, 0)?;
+        self.store.give_way(dir, name)?;
         let id = self.store.make_symlink(dir, name, target, owner.owner)?;
         self.made(who, dir, id)
     }
@@ -452,6 +458,7 @@ impl Fs {
         self.movable_by_key(&from, &to)?;
         let (from, to) = ((from.dir, &*from.name), (to.dir, &*to.name));
         let how = rename_how(flags)?;
+        self.store.give_way(to.0, to.1)?;
         let creating = self.opens.all_creating(from.0, from.1);
         let own = creating.into_iter().rev().find(|o| o.unsettled().is_some_and(|w| w.opened_by(who.tid)));
         if let Some((open, writing)) = own.and_then(|o| o.unsettled().cloned().map(|w| (o, w))) {

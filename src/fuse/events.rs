@@ -1,4 +1,5 @@
-//! What the store tells the mount: entries that are gone, tenants that were emptied, fences that opened.
+//! What the store tells the mount: entries that are gone or live for a shorter time than was said, tenants that were
+//! emptied, fences that opened.
 //!
 //! The thread that listens waits for no lock that a request may hold which waits for a fence itself; such
 //! notifications go to a thread of their own.
@@ -38,6 +39,10 @@ pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
                 Event::Emptied { directory, name, known, forgotten } => {
                     fs.forget_removed(&notifier, directory, &name, known);
                     drop(forgotten);
+                }
+                Event::Ages { parent, name, node } => {
+                    forget_attributes(&notifier, fs.ino(node));
+                    fs.notice_later(Notice::Entry { parent: fs.ino(parent), name, then: None });
                 }
                 Event::Opened => fs.fences.change(),
             }

@@ -188,6 +188,7 @@ impl Fs {
     ) -> Result<Opened> {
         let (parent, name) = (named.dir, &*named.name);
         let creating = self.opens.creating(parent, name);
+        self.store.give_way(parent, name)?;
         let existing = self.store.child(parent, name);
         if flags & libc::O_EXCL != 0 && (existing.is_some() || !creating.is_empty()) {
             return Err(Error::new(Kind::Exists, "the key exists, or somebody is creating it"));
@@ -281,6 +282,9 @@ impl Fs {
             && open.unsettled().is_some()
         {
             return self.open_pending(who, open, flags);
+        }
+        if self.store.has_expired(id) {
+            return Err(gone());
         }
         if writes(flags) && flags & libc::O_TRUNC != 0 {
             return self.open_replacing(who, id, flags, reply);

@@ -43,6 +43,8 @@ pub use mount::{Mount, Stopper, detach};
 /// How long the kernel may remember what it was told. Whatever changes is taken back explicitly.
 const REMEMBER: Duration = Duration::from_secs(24 * 3600);
 const FORGET: Duration = Duration::ZERO;
+/// How much later than it was told the kernel's coarse clock may forget.
+const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// Bit of the inode numbers of virtual files.
 const VIRTUAL_BIT: u64 = 1 << 63;

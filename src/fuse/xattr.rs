@@ -1,7 +1,7 @@
 //! Extended attributes: the user's own, what fencefs tells of a key, and POSIX ACLs.
 //!
-//! `user.fencefs.*` is the project's: `digest`, `tenant`, `epoch`, `path` and `pin` are answered from the index and
-//! never listed. ACLs are kept as attributes of the record, since a directory's record is a file and could not hold a
+//! `user.fencefs.*` is the project's and never listed: `digest`, `tenant`, `epoch`, `path` and `pin` are answered from the
+//! index, `ttl` from the record. ACLs are kept as attributes of the record, since a directory's record is a file and could not hold a
 //! default ACL of its own.
 
 use std::fs::File;
@@ -22,6 +22,7 @@ use crate::store::fence::Lease;
 use crate::store::{NodeId, Owner, ROOT, SetAttr, Store};
 
 const OURS: &str = "user.fencefs";
+const TTL: &str = "user.fencefs.ttl";
 const ACL_ACCESS: &str = "system.posix_acl_access";
 const ACL_DEFAULT: &str = "system.posix_acl_default";
 const KEPT_ACCESS: &str = "user.fencefs.acl";
@@ -34,7 +35,7 @@ fn unset() -> Error {
 }
 
 fn not_ours_to_set() -> Error {
-    Error::new(Kind::NotPermitted, "the attributes user.fencefs.* are read-only, but for pin")
+    Error::new(Kind::NotPermitted, "the attributes user.fencefs.* are read-only, but for pin and ttl")
 }
 
 /// Owner, mode and ACLs of something new.
@@ -168,6 +169,7 @@ impl Fs {
         let kept = match name {
             ACL_ACCESS if self.store.has_acls() => KEPT_ACCESS,
             ACL_DEFAULT if self.store.has_acls() => KEPT_DEFAULT,
+            TTL => return self.own_ttl(who, id),
             _ if is_ours(name) => return self.told(id, name),
             _ if name.starts_with("user.") => name,
             _ => return Err(unset()),
@@ -240,6 +242,7 @@ impl Fs {
         match name {
             ACL_ACCESS | ACL_DEFAULT => self.set_acl(who, id, name, value),
             "user.fencefs.pin" => self.set_pin(who, id, value),
+            TTL => self.set_ttl(who, id, parse_ttl(value)?).map(drop),
             "user.fencefs.epoch" => self.expect_epoch(who, id, value),
             _ if is_ours(name) => Err(not_ours_to_set()),
             _ if name.starts_with("user.") => {
@@ -261,6 +264,23 @@ impl Fs {
             return Ok(());
         }
         self.store.set_pinned(id, pinned)
+    }
+
+    fn own_ttl(&self, who: Caller, id: NodeId) -> Result<Vec<u8>> {
+        if self.store.is_directory(id) {
+            return Err(unset());
+        }
+        let file = self.attributes(who, id)?.ok_or_else(unset)?;
+        let seconds = crate::store::ttl::own_ttl(&file)?.ok_or_else(unset)?;
+        Ok(seconds.to_string().into_bytes())
+    }
+
+    /// Sets how long a key lives, none is as long as its tenant's do; whether it had a time of its own.
+    fn set_ttl(&self, who: Caller, id: NodeId, seconds: Option<u64>) -> Result<bool> {
+        match self.own_file(who, id) {
+            Some(file) => self.store.set_ttl_of(&file, seconds),
+            None => self.store.set_ttl(id, seconds),
+        }
     }
 
     /// A writer says under which epoch it took its work: if the tenant has moved on, its close fails.
@@ -321,6 +341,7 @@ impl Fs {
         let kept = match name {
             ACL_ACCESS => KEPT_ACCESS,
             ACL_DEFAULT => KEPT_DEFAULT,
+            TTL => return if self.set_ttl(who, id, None)? { Ok(()) } else { Err(unset()) },
             _ if is_ours(name) => return Err(not_ours_to_set()),
             _ if name.starts_with("user.") => name,
             _ => return Err(unset()),
@@ -328,6 +349,13 @@ impl Fs {
         let (file, _lease) = self.changeable(who, id)?.ok_or_else(unset)?;
         if os::xattr_remove(&*file, kept)? { Ok(()) } else { Err(unset()) }
     }
+}
+
+/// Seconds; 0 is none.
+fn parse_ttl(value: &[u8]) -> Result<Option<u64>> {
+    let invalid = || Error::new(Kind::Invalid, "user.fencefs.ttl is a decimal number of seconds");
+    let seconds = crate::store::ttl::parse_own(value).ok_or_else(invalid)?;
+    Ok(Some(seconds).filter(|n| *n > 0))
 }
 
 fn no_attributes() -> Error {

@@ -61,11 +61,16 @@ impl Store {
         }
     }
 
-    /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone.
+    /// Opens a value for reading: validated, and counted as a touch. `None` when the key is gone, or its time is over.
     pub fn open_value(&self, id: NodeId, opener: Option<Opener>) -> Result<Option<Value>> {
         self.verify_first(id)?;
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
         let opened = self.open_kept(&home, &place, id)?;
+        if let Some(Value { file, attr, span: None }) = &opened
+            && self.is_over(id, file, attr)?
+        {
+            return Ok(None);
+        }
         if let Some(value) = &opened {
             self.index.lock().opened(id, opener, Some(value.attr.size_bytes));
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
@@ -113,6 +118,7 @@ impl Store {
         let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
         match self.open_record(&home, &place, true)? {
+            Found::Record(file, attr, _) if self.is_over(id, &file, &attr)? => Ok(None),
             Found::Record(file, attr, mut record) => {
                 self.edits.begin(id);
                 if !record.editing {
@@ -195,6 +201,7 @@ impl Store {
             self.write_record(file, &record)?;
         }
         self.recount(id, file)?;
+        self.note_change(id, file)?;
         if self.over_high(&self.index.lock()) {
             self.wake_keeper();
         }
@@ -222,7 +229,8 @@ impl Store {
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
         let opened = self.open_or_forget(&home, &place, id, false)?;
         let (file, _) = opened.ok_or_else(|| absent(&place.key))?;
-        apply(&file, set)
+        apply(&file, set)?;
+        if set.mtime == SetTime::Keep { Ok(()) } else { self.note_change(id, &file) }
     }
 
     fn set_dir_attr(&self, id: NodeId, set: &SetAttr) -> Result<()> {
@@ -323,8 +331,14 @@ impl Store {
         };
         record.pinned = pinned;
         self.write_record(&file, &record)?;
-        let mut index = self.index.lock();
-        if index.linked(id).is_ok() { index.set_pinned(id, pinned) } else { Ok(()) }
+        {
+            let mut index = self.index.lock();
+            if index.linked(id).is_ok() {
+                index.set_pinned(id, pinned)?;
+            }
+        }
+        // What is pinned lives for ever.
+        self.note_change(id, &file)
     }
 
     /// Whether a linked node is pinned.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::deadlines::Deadlines;
 use super::evict::{Order, Slot};
 use super::legacy::Outside;
 use super::node::ROOT_SLOT;
@@ -44,6 +45,8 @@ pub struct TenantEntry {
     pub pinned_bytes: u64,
     /// Its quota.
     pub quota_bytes: Option<u64>,
+    /// How long its keys live after the last change; none is for ever.
+    pub ttl_seconds: Option<u64>,
     /// What other tenants' pressure leaves it; 0 is none.
     pub reserve_bytes: u64,
     /// Bytes promised to publications under way.
@@ -82,6 +85,8 @@ pub struct Index {
     pub pinned_bytes: u64,
     /// Eviction order of every linked value and symlink.
     pub order: Order,
+    /// The keys that live for a time only.
+    pub(super) deadlines: Deadlines,
     /// What an attached directory holds of all that.
     pub(super) outside: Outside,
 }
@@ -126,6 +131,7 @@ impl Index {
             reserved_keys: 0,
             pinned_bytes: 0,
             order,
+            deadlines: Deadlines::default(),
             outside: Outside::default(),
         }
     }
@@ -340,6 +346,7 @@ impl Index {
         if !is_dir {
             self.count_keys(slot, -1);
             self.order.removed(slot);
+            self.deadlines.forget(id);
         }
         self.detach(id, now)?;
         self.nodes[slot as usize].state = State::Orphan;
@@ -407,9 +414,11 @@ impl Index {
         let node = self.linked(id)?;
         let (tenant, kind, pinned) = (node.tenant, node.kind, node.pinned);
         let dir = node.dir.as_ref().map(|d| Directory::new(d.attr, d.recorded));
+        let life = self.deadlines.of(id);
         let copy = self.add_pending(parent, name, tenant, kind, dir);
         self.link(copy, blocks, now)?;
         self.set_pinned(copy, pinned)?;
+        self.inherit_life(life, copy);
         Ok(())
     }
 
@@ -419,6 +428,7 @@ impl Index {
         let node = self.linked(id)?;
         let (parent, name, tenant) = (self.parent_of(node), node.name.clone(), node.tenant);
         let (kind, blocks, pinned, content) = (node.kind, node.blocks, node.pinned, node.content);
+        let life = self.deadlines.of(id);
         let fresh = self.add_pending(parent, &name, tenant, kind, None);
         self.link(fresh, blocks, now)?;
         self.get_mut(fresh)?.content = content;
@@ -426,6 +436,7 @@ impl Index {
             self.mark_attached(fresh)?;
         }
         self.set_pinned(fresh, pinned)?;
+        self.inherit_life(life, fresh);
         Ok(fresh)
     }
 
@@ -596,6 +607,7 @@ impl Index {
             found
                 .push(format!("the attached directory serves {served:?}, counted {:?}", self.outside.served));
         }
+        found.extend(self.deadlines.check(|id| self.linked(id).is_ok_and(|n| n.dir.is_none() && !n.pinned)));
         let named = self.charged().keys;
         if self.order.len() as u64 != named {
             found.push(format!("{} keys in eviction order, {named} have names", self.order.len()));

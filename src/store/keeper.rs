@@ -1,5 +1,5 @@
-//! The keeper: the thread that evicts between the watermarks, brings tenants back under their quotas and keeps space free
-//! on the disk. Beside it the watch, which looks at the values being written.
+//! The keeper: the thread that evicts between the watermarks, brings tenants back under their quotas, keeps space free on
+//! the disk and deletes keys whose time is over. Beside it the watch, which looks at the values being written.
 //!
 //! A value that can never fit is emptied, and so is the largest while all of them together pass the quota: staged bytes
 //! end at the quota plus what is written between two looks. Where the kernel writes, nothing stops a
@@ -135,12 +135,16 @@ impl Store {
         self.start_watch()?;
         let (store, keeper) = (Arc::downgrade(self), Arc::clone(&self.keeper));
         let run = move || {
+            // Until a key's time is over.
+            let mut next = Duration::ZERO;
             loop {
                 let looking = keeper.looking.load(Ordering::Acquire);
-                if !keeper.evict.wait(if looking { limits::STAGED_POLL } else { limits::IDLE_POLL }) {
+                let most = if looking { limits::STAGED_POLL } else { limits::IDLE_POLL };
+                if !keeper.evict.wait(most.min(next)) {
                     return;
                 }
                 let Some(store) = store.upgrade() else { return };
+                next = store.keep_time();
                 store.keep();
                 store.save_order_when_due();
             }

@@ -19,6 +19,7 @@ use object::Place;
 
 mod checkpoint;
 pub mod content;
+mod deadlines;
 pub mod edit;
 pub mod evict;
 mod fate;
@@ -46,6 +47,7 @@ pub mod tenants;
 #[cfg(test)]
 mod tests;
 mod trash;
+pub mod ttl;
 pub mod unspelled;
 mod uses;
 pub mod victims;
@@ -87,6 +89,15 @@ pub enum Event {
         known: Vec<NodeId>,
         /// Dropped when all is forgotten.
         forgotten: mpsc::Sender<()>,
+    },
+    /// A key lives for a shorter time than was said: whoever remembers it asks again.
+    Ages {
+        /// The directory.
+        parent: NodeId,
+        /// The entry.
+        name: Box<[u8]>,
+        /// The node that it is.
+        node: NodeId,
     },
     /// A fence opened: whoever was refused with [`crate::Kind::Busy`] may come back.
     Opened,
@@ -131,6 +142,7 @@ pub struct Store {
     index: Mutex<index::Index>,
     keys: KeyLocks,
     edits: content::Edits,
+    ttls: ttl::Ttls,
     /// A legacy directory that is served beside the store's own records.
     attached: Option<legacy::Attached>,
     /// The last daemon left the store without a clean stop.
@@ -178,6 +190,7 @@ impl Store {
         let now = os::Timespec::now();
         let serial = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let acls = os::xattr_get(&data, ACLS_XATTR, 8)?.is_some();
+        let ttls = ttl::Ttls::of(&data)?;
         let unclean = content::note_open(&data)?;
         let policy = if settings.evicts { evict::new } else { evict::keeping_all };
         let order = evict::Order::new(policy(settings.policy, settings.evict));
@@ -199,6 +212,7 @@ impl Store {
             index: Mutex::new(index::Index::new(order, root_attr)),
             keys: KeyLocks(std::array::from_fn(|_| Mutex::new(()))),
             edits: content::Edits::new(),
+            ttls,
             attached,
             unclean,
             tenant_changes: Mutex::new(()),
@@ -215,6 +229,7 @@ impl Store {
         store.load_tenants()?;
         store.check_reserves(quota)?;
         store.recover(stop, progress)?;
+        store.ttls.start_round();
         // A wrong sum is no reason to keep the store shut.
         if let Err(e) = store.count_removed() {
             store.note_error(format!("cannot count what removals have yet to delete: {e}"));

@@ -50,6 +50,8 @@ pub struct ListEntry {
     pub kind: RecordKind,
     /// The name.
     pub name: Box<[u8]>,
+    /// Its time is over: nobody finds it any more.
+    pub expired: bool,
 }
 
 impl Store {
@@ -58,7 +60,7 @@ impl Store {
         self.index.lock().child(parent, name)
     }
 
-    /// Attributes of a linked node; `None` when it is gone.
+    /// Attributes of a linked node; `None` when it is gone, or a key whose time is over.
     pub fn attr(&self, id: NodeId) -> Result<Option<NodeAttr>> {
         {
             let index = self.index.lock();
@@ -69,18 +71,26 @@ impl Store {
             }
         }
         let Some((home, place, _key)) = self.lock_place(id) else { return Ok(None) };
-        let attr = match home.dir.open_file(place.path(), false) {
+        let (file, attr) = match home.dir.open_file(place.path(), false) {
             _ if self.is_attached(id) => match self.open_kept(&home, &place, id)? {
-                Some(value) => value.attr,
+                Some(value) => (None, value.attr),
                 None => return Ok(None),
             },
-            Ok(Some(file)) => os::stat(&file)?,
+            Ok(Some(file)) => {
+                let attr = os::stat(&file)?;
+                (Some(file), attr)
+            }
             // Gone, or something that is no file: judged as any open judges it.
             _ => match self.open_or_forget(&home, &place, id, false)? {
-                Some((_, attr)) => attr,
+                Some((file, attr)) => (Some(file), attr),
                 None => return Ok(None),
             },
         };
+        if let Some(file) = file
+            && self.is_over(id, &file, &attr)?
+        {
+            return Ok(None);
+        }
         let mut index = self.index.lock();
         match index.linked(id) {
             Ok(node) if node.blocks != attr.blocks => index.set_blocks(id, attr.blocks)?,
@@ -194,6 +204,12 @@ impl Store {
 
     /// Up to `max` entries behind `cookie`.
     pub fn list(&self, dir: NodeId, cookie: u64, max: usize) -> Result<Vec<ListEntry>> {
+        let mut entries = self.entries(dir, cookie, max)?;
+        self.mark_expired(&mut entries);
+        Ok(entries)
+    }
+
+    fn entries(&self, dir: NodeId, cookie: u64, max: usize) -> Result<Vec<ListEntry>> {
         let index = self.index.lock();
         let children = &index.dir(dir)?.children;
         let behind = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
@@ -202,7 +218,8 @@ impl Store {
             .take(max)
             .map(|(&cookie, &slot)| {
                 let node = index.at(slot);
-                ListEntry { cookie, node: index.id_of(slot), kind: node.kind, name: node.name.clone() }
+                let (kind, name) = (node.kind, node.name.clone());
+                ListEntry { cookie, node: index.id_of(slot), kind, name, expired: false }
             })
             .collect())
     }

@@ -142,3 +142,10 @@ pub struct Node {
     /// What only directories have.
     pub dir: Option<Box<Directory>>,
 }
+
+impl Node {
+    /// Whether anybody knows of it: then it may be remembered.
+    pub(super) fn is_referred_to(&self) -> bool {
+        self.refs > 0
+    }
+}

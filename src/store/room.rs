@@ -26,11 +26,13 @@ pub enum Reason {
     FreeSpace,
     /// Somebody asked.
     Command,
+    /// Its time to live is over.
+    Expired,
 }
 
 impl Reason {
     /// The words for them, in order.
-    pub const WORDS: [&'static str; 4] = ["quota", "tenant_quota", "free_space", "command"];
+    pub const WORDS: [&'static str; 5] = ["quota", "tenant_quota", "free_space", "command", "expired"];
 }
 
 /// What a publication adds.
@@ -279,7 +281,7 @@ impl Store {
 
     /// Evicts one value; what it occupied. A value that changed meanwhile is left, which is no error.
     pub(super) fn evict(&self, id: NodeId, reason: Reason) -> Result<u64> {
-        let evicted = self.evict_unless_changed(id);
+        let evicted = self.evict_unless_changed(id, reason);
         match &evicted {
             Ok(Some(bytes)) => {
                 let by = &self.counters.evictions[reason as usize];
@@ -295,10 +297,13 @@ impl Store {
         evicted.map(|bytes| bytes.unwrap_or(0))
     }
 
-    fn evict_unless_changed(&self, id: NodeId) -> Result<Option<u64>> {
+    fn evict_unless_changed(&self, id: NodeId, reason: Reason) -> Result<Option<u64>> {
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
         let _lease = home.fence.enter(home.epoch)?;
         let Some((_, place, _key)) = self.lock_place(id) else { return Ok(None) };
+        if reason == Reason::Expired && !self.is_over_by_record(&home, &place, id)? {
+            return Ok(None);
+        }
         let evictable = {
             let index = self.index.lock();
             index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) && !index.in_transaction(id)

@@ -29,7 +29,7 @@ pub struct Counters {
     /// Renames.
     pub renames: AtomicU64,
     /// Evictions by [`super::room::Reason`].
-    pub evictions: [AtomicU64; 4],
+    pub evictions: [AtomicU64; Reason::WORDS.len()],
     /// Those of them that somebody's operation waited for.
     pub evictions_inline: AtomicU64,
     /// What evicted values occupied.
@@ -82,6 +82,8 @@ pub struct TenantStatus {
     pub quota_bytes: Option<u64>,
     /// What other tenants' pressure leaves it, if that is set.
     pub reserve_bytes: Option<u64>,
+    /// How long its keys live after the last change, if that is set.
+    pub ttl_seconds: Option<u64>,
 }
 
 /// The store's part of the status object.
@@ -160,6 +162,7 @@ impl Store {
                 bytes: t.usage.bytes,
                 quota_bytes: t.quota_bytes,
                 reserve_bytes: (t.reserve_bytes > 0).then_some(t.reserve_bytes),
+                ttl_seconds: t.ttl_seconds,
             })
             .collect();
         tenants.sort_by(|a, b| a.name.cmp(&b.name));

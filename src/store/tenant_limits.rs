@@ -1,4 +1,5 @@
-//! What a tenant may hold at most, and what it keeps at least: its quota and its reserve, attributes of its directory.
+//! What a tenant may hold at most, what it keeps at least, and for how long: its quota, its reserve and its time to live,
+//! attributes of its directory.
 
 use super::Store;
 use super::index::TenantEntry;
@@ -8,6 +9,7 @@ use crate::os::{self, Dir, XattrMode};
 
 const QUOTA_XATTR: &str = "user.fencefs.quota";
 const RESERVE_XATTR: &str = "user.fencefs.reserve";
+const TTL_XATTR: &str = "user.fencefs.ttl";
 
 /// The limits of one tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,12 +18,14 @@ pub struct TenantLimits {
     pub quota_bytes: Option<u64>,
     /// Others' pressure leaves it this much.
     pub reserve_bytes: Option<u64>,
+    /// Its keys live for so long after their last change.
+    pub ttl_seconds: Option<u64>,
 }
 
 impl TenantLimits {
     pub(super) fn of(tenant: &TenantEntry) -> TenantLimits {
         let reserve_bytes = (tenant.reserve_bytes > 0).then_some(tenant.reserve_bytes);
-        TenantLimits { quota_bytes: tenant.quota_bytes, reserve_bytes }
+        TenantLimits { quota_bytes: tenant.quota_bytes, reserve_bytes, ttl_seconds: tenant.ttl_seconds }
     }
 
     /// What the directory of a tenant says.
@@ -29,11 +33,13 @@ impl TenantLimits {
         Ok(TenantLimits {
             quota_bytes: read(top, tenant, QUOTA_XATTR, "quota")?,
             reserve_bytes: read(top, tenant, RESERVE_XATTR, "reserve")?,
+            ttl_seconds: read(top, tenant, TTL_XATTR, "time to live")?,
         })
     }
 
     /// Writes what differs from `old`. Whatever was written before a crash fits: never a reserve above the quota.
     pub(super) fn write(&self, top: &Dir, old: &TenantLimits) -> Result<()> {
+        write(top, TTL_XATTR, self.ttl_seconds, old.ttl_seconds)?;
         let quota = || write(top, QUOTA_XATTR, self.quota_bytes, old.quota_bytes);
         let reserve = || write(top, RESERVE_XATTR, self.reserve_bytes, old.reserve_bytes);
         if self.reserve_bytes > old.reserve_bytes {
@@ -44,9 +50,9 @@ impl TenantLimits {
     }
 }
 
-fn write(top: &Dir, name: &str, bytes: Option<u64>, old: Option<u64>) -> Result<()> {
-    match bytes {
-        _ if bytes == old => Ok(()),
+fn write(top: &Dir, name: &str, number: Option<u64>, old: Option<u64>) -> Result<()> {
+    match number {
+        _ if number == old => Ok(()),
         Some(n) => os::xattr_set(top, name, n.to_string().as_bytes(), XattrMode::Set),
         None => os::xattr_remove(top, name).map(drop),
     }
@@ -78,6 +84,11 @@ impl Store {
         self.change_tenant_limits(tenant, |limits| limits.reserve_bytes = bytes)
     }
 
+    /// Sets how long a tenant's keys live after their last change, durably; `None` is for ever.
+    pub fn set_tenant_ttl(&self, tenant: &Tenant, seconds: Option<u64>) -> Result<()> {
+        self.change_tenant_limits(tenant, |limits| limits.ttl_seconds = seconds)
+    }
+
     /// Changes a tenant's limits, durably. Refused is what could not be kept: a reserve above the tenant's own quota, or
     /// above what the store's quota leaves beside the reserves of the others.
     pub fn change_tenant_limits(
@@ -95,6 +106,7 @@ impl Store {
         let mut limits = old;
         change(&mut limits);
         limits.reserve_bytes = limits.reserve_bytes.filter(|n| *n > 0);
+        limits.ttl_seconds = limits.ttl_seconds.filter(|n| *n > 0);
         if let (Some(quota), Some(reserve)) = (limits.quota_bytes, limits.reserve_bytes)
             && reserve > quota
         {
@@ -116,6 +128,11 @@ impl Store {
             let entry = &mut index.tenants[home.number as usize];
             entry.quota_bytes = limits.quota_bytes;
             entry.reserve_bytes = limits.reserve_bytes.unwrap_or(0);
+            entry.ttl_seconds = limits.ttl_seconds;
+        }
+        if limits.ttl_seconds != old.ttl_seconds {
+            self.ttls.note_tenant();
+            self.ttls.start_round();
         }
         self.wake_keeper();
         Ok(())

@@ -79,6 +79,9 @@ impl Store {
         }
         let attr = dir_attr(&top.attr()?);
         let limits = TenantLimits::read(&top, tenant)?;
+        if limits.ttl_seconds.is_some() {
+            self.ttls.note_tenant();
+        }
         let mut index = self.index.lock();
         let number = index.tenants.len() as u32;
         let home = Arc::new(Home {
@@ -105,6 +108,7 @@ impl Store {
             hidden: Default::default(),
             pinned_bytes: 0,
             quota_bytes: limits.quota_bytes,
+            ttl_seconds: limits.ttl_seconds,
             reserve_bytes: limits.reserve_bytes.unwrap_or(0),
             reserved_bytes: 0,
             live: true,

@@ -118,7 +118,7 @@ impl Index {
     }
 
     /// Whether a tenant is being removed.
-    fn is_closed(&self, number: u32) -> bool {
+    pub(super) fn is_closed(&self, number: u32) -> bool {
         self.tenants.get(number as usize).is_some_and(|t| t.home.fence.closed_towards().is_some())
     }
 }

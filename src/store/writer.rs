@@ -322,7 +322,8 @@ impl Store {
         still_open: bool,
     ) -> Result<Option<NodeId>> {
         // The metadata may have taken a block; usage counts what is there now.
-        let blocks = os::stat(&*staged.file)?.blocks;
+        let attr = os::stat(&*staged.file)?;
+        let (blocks, life) = (attr.blocks, self.life_of(&staged.file, &attr)?);
         let mut index = self.index.lock();
         if index.key_of(staged.node.slot())? != place.key {
             return Err(Error::new(
@@ -341,7 +342,8 @@ impl Store {
         if place.kind == RecordKind::Directory {
             index.dir_mut(staged.node)?.recorded = true;
         }
-        let over = self.over_high(&index);
+        let is_next = life.is_some_and(|life| index.note_life(staged.node, life));
+        let over = is_next || self.over_high(&index);
         let parent = index.parent_of(index.at(staged.node.slot()));
         drop(index);
         self.tell_moved(replaced, parent);

@@ -42,6 +42,7 @@ mod removal_steps;
 mod renames;
 mod reserve;
 mod room;
+mod ttl;
 mod unspelled;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
