@@ -42,6 +42,7 @@ mod runaway;
 mod store_dir;
 mod storm;
 mod storm_check;
+mod ttl;
 mod unanswered;
 mod unpublished;
 mod xattrs;
