@@ -17,7 +17,7 @@ const TTL: &str = "user.fencefs.ttl";
 const SOON: Duration = Duration::from_secs(2);
 
 fn get(path: &Path) -> Result<String, Errno> {
-    let mut value = vec![0; 64];
+    let mut value = [0; 64];
     let length = getxattr(path, TTL, &mut value[..])?;
     Ok(String::from_utf8(value[..length].to_vec()).unwrap())
 }

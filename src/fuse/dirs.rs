@@ -126,8 +126,7 @@ impl Fs {
         self.store.count_miss();
         // A key whose time is over is there until the keeper comes: what happens to it until then tells the kernel
         // nothing of an absence.
-        let is_there = self.store.child(dir, name).is_some();
-        Ok(Seen::Absent(if is_there { FORGET } else { ttl }))
+        Ok(Seen::Absent(if self.store.is_absent(dir, name) { ttl } else { FORGET }))
     }
 
     /// GETATTR.
