@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use fuser::{
     BackingId, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty, ReplyOpen,
@@ -91,8 +92,9 @@ struct Opened {
 
 /// How often one open is overtaken before it is sent back to look its path up.
 const MOST_OVERTAKES: usize = 64;
-/// Callers whose return is expected.
+/// Callers whose return is expected, and for how long.
 const MOST_SENT_BACK: usize = 64;
+const RETURN_WAIT: Duration = Duration::from_secs(1);
 /// Permission bits of others.
 const MAY_READ: u32 = 0o4;
 const MAY_WRITE: u32 = 0o2;
@@ -307,14 +309,25 @@ impl Fs {
         }
         let Value { file, span, .. } = match self.store.open_value(id, who.opener())? {
             Some(value) => value,
-            None => self.open_successor(who, id, MAY_READ)?.1,
+            None => {
+                self.look_up_again(who, id)?;
+                self.open_successor(who, id, MAY_READ)?.1
+            }
         };
         self.open_record(id, (&Arc::new(file), span), flags, reply, None)
     }
 
-    /// An open that was overtaken by a replacement gets the new value, past the kernel's cache: what that knows of the
-    /// inode, length and content, is the old value's. The kernel would look the path up once more after ESTALE, but
-    /// only once, and a busy key is replaced faster than that.
+    /// An open was overtaken by a replacement: the kernel is to look its path up once more, which leads to the new value's
+    /// inode. It does so once, and a busy key is replaced faster than that: one that came back goes on.
+    fn look_up_again(&self, who: Caller, id: NodeId) -> Result<()> {
+        if self.store.successor(id).is_some() && !self.came_back(who) {
+            return Err(self.send_back(who));
+        }
+        Ok(())
+    }
+
+    /// An open that was overtaken more than once gets the new value through the old inode, past the kernel's cache: what
+    /// that knows of the inode, length and content, is the old value's.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
             let next = self.store.successor(id).ok_or_else(gone)?;
@@ -350,6 +363,7 @@ impl Fs {
         if let Some((file, _)) = self.store.begin_edit(id)? {
             return Ok((id, file));
         }
+        self.look_up_again(who, id)?;
         for _ in 0..MOST_OVERTAKES {
             if self.opens.node(id).is_some() {
                 break;
@@ -437,6 +451,11 @@ impl Fs {
                 return Err(e);
             }
         };
+        if attr.nlink == 0 {
+            // What the kernel knows of the inode may be the value that it had before its key was replaced; whoever opens
+            // it asks for its length next.
+            self.forget_attributes(open.node);
+        }
         if edits.is_some() {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
@@ -509,15 +528,15 @@ impl Fs {
         if sent_back.len() >= MOST_SENT_BACK {
             sent_back.remove(0);
         }
-        sent_back.push(who.tid);
+        sent_back.push((who.tid, Instant::now()));
         gone()
     }
 
     /// Whether this caller's path was just looked up once more: a second ESTALE would reach the program.
     fn came_back(&self, who: Caller) -> bool {
         let mut sent_back = self.sent_back.lock();
-        let at = sent_back.iter().position(|tid| *tid == who.tid);
-        at.map(|at| sent_back.swap_remove(at)).is_some()
+        let at = sent_back.iter().position(|(tid, _)| *tid == who.tid);
+        at.map(|at| sent_back.swap_remove(at)).is_some_and(|(_, when)| when.elapsed() < RETURN_WAIT)
     }
 
     /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
@@ -531,8 +550,8 @@ impl Fs {
         let again = self.came_back(who);
         let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id, None)? {
             Some(value) => (id, value),
-            None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
             None if !again => return Err(self.send_back(who)),
+            None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
             None => self.vanished(who, id)?,
         };
         let old_file = Arc::new(old_file);
