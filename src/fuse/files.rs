@@ -310,7 +310,7 @@ impl Fs {
         let Value { file, span, .. } = match self.store.open_value(id, who.opener())? {
             Some(value) => value,
             None => {
-                self.look_up_again(who, id)?;
+                self.look_up_again(who)?;
                 self.open_successor(who, id, MAY_READ)?.1
             }
         };
@@ -319,18 +319,16 @@ impl Fs {
 
     /// An open was overtaken by a replacement: the kernel is to look its path up once more, which leads to the new value's
     /// inode. It does so once, and a busy key is replaced faster than that: one that came back goes on.
-    fn look_up_again(&self, who: Caller, id: NodeId) -> Result<()> {
-        if self.store.successor(id).is_some() && !self.came_back(who) {
-            return Err(self.send_back(who));
-        }
-        Ok(())
+    fn look_up_again(&self, who: Caller) -> Result<()> {
+        if self.came_back(who) { Ok(()) } else { Err(self.send_back(who)) }
     }
 
     /// An open that was overtaken more than once gets the new value through the old inode, past the kernel's cache: what
     /// that knows of the inode, length and content, is the old value's.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
-            let next = self.store.successor(id).ok_or_else(gone)?;
+            let absent = || Error::new(Kind::NotFound, "no such key any more");
+            let next = self.store.successor(id).ok_or_else(absent)?;
             Ok(self.store.open_value(next, None)?.map(|value| (next, value)))
         };
         // The successor may be overtaken as well.
@@ -363,7 +361,7 @@ impl Fs {
         if let Some((file, _)) = self.store.begin_edit(id)? {
             return Ok((id, file));
         }
-        self.look_up_again(who, id)?;
+        self.look_up_again(who)?;
         for _ in 0..MOST_OVERTAKES {
             if self.opens.node(id).is_some() {
                 break;
@@ -551,8 +549,10 @@ impl Fs {
         let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id, None)? {
             Some(value) => (id, value),
             None if !again => return Err(self.send_back(who)),
-            None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
-            None => self.vanished(who, id)?,
+            None => match self.open_successor(who, id, MAY_WRITE) {
+                Err(_) if self.store.successor(id).is_none() => self.vanished(who, id)?,
+                found => found?,
+            },
         };
         let old_file = Arc::new(old_file);
         let open = self.enter(id, (&old_file, span), reply, true)?;
