@@ -239,8 +239,15 @@ fn an_open_that_is_overtaken_by_a_rename_reads_the_new_value_whole() {
                 metrics.lines().any(|line| line == "fencefs_renames_total 1")
             };
             assert!(crate::harness::wait_until(std::time::Duration::from_secs(10), renamed));
-            reader.run("seen = read(path)");
-            assert_eq!(reader.run("(len(seen), seen == b'n' * 90000)"), serde_json::json!([90000, true]));
+            reader.run(
+                "fd = os.open(path, os.O_RDONLY); size = os.fstat(fd).st_size; seen = os.read(fd, 200000)",
+            );
+            assert_eq!(
+                reader.run("(size, len(seen), seen == b'n' * 90000)"),
+                serde_json::json!([90000, 90000, true])
+            );
+            reader.run("x = mmap.mmap(fd, size, prot=mmap.PROT_READ)");
+            assert_eq!(reader.run("x[:] == b'n' * 90000"), true);
             assert!(writer.finish().get("ok").is_some());
         },
     );

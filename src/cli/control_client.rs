@@ -23,6 +23,18 @@ pub(super) struct Reply {
     object: Map<String, Value>,
 }
 
+/// What became of a command that has no reply.
+fn unanswered(line: &str, e: &std::io::Error) -> String {
+    match e.raw_os_error() {
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => {
+            format!(
+                "the daemon ended before it answered {line:?}, and may not have done it; mount again and ask"
+            )
+        }
+        _ => format!("the daemon refused {line:?}"),
+    }
+}
+
 impl ControlClient {
     /// Opens the control file of the mount (or of the tenant's directory) at `mountpoint`.
     pub(super) fn open(mountpoint: &Path, limit: Duration) -> Result<Self> {
@@ -43,7 +55,7 @@ impl ControlClient {
             let sent = file.get_mut().write_all(format!("{line}\n").as_bytes());
             let reply = match (reply(&mut file), sent) {
                 (Ok(reply), _) => Ok(reply),
-                (Err(_), Err(refused)) => Err(Error::os(format!("the daemon refused {line:?}"), refused)),
+                (Err(_), Err(e)) => Err(Error::os(unanswered(&line, &e), e)),
                 (Err(e), Ok(())) => Err(e),
             };
             Ok((file, reply))

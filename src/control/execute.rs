@@ -113,8 +113,11 @@ fn retry(removals: &Removals, asker: &Asker, generation: Option<u64>) -> Result<
 }
 
 fn storage_id(text: &str) -> Result<Uuid> {
-    Uuid::parse_str(text)
-        .map_err(|e| Error::new(Kind::Invalid, format!("storage={text} is no storage identity ({e})")))
+    Uuid::parse_str(text).map_err(|_| {
+        let why =
+            format!("storage={text} is no storage identity: that is a UUID, as `storage_id` of the status");
+        Error::new(Kind::Invalid, why)
+    })
 }
 
 fn quota(

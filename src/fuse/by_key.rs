@@ -157,11 +157,7 @@ impl Fs {
     /// A value was unlinked by its key: the kernel may remember its path.
     pub(super) fn entry_vanished(&self, dir: NodeId, name: &[u8], id: NodeId) {
         // Without attributes it asks, and is told that there is nothing.
-        if let Some(notifier) = &*self.notifier.lock()
-            && let Err(e) = notifier.inval_inode(self.ino(id), -1, 0)
-        {
-            log::debug!("the kernel did not forget attributes: {e}");
-        }
+        self.forget_attributes(id);
         self.notice_later(Notice::Entry { parent: self.ino(dir), name: name.into(), then: None });
     }
 

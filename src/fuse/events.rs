@@ -33,7 +33,7 @@ pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
                 Event::Gone { parent, name, node } => {
                     stall!("events.gone");
                     fs.listing_changed(parent);
-                    forget_attributes(&notifier, fs.ino(node));
+                    fs.forget_attributes(node);
                     fs.notice_later(Notice::Entry { parent: fs.ino(parent), name, then: None });
                 }
                 Event::Emptied { directory, name, known, forgotten } => {
@@ -50,13 +50,6 @@ pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
     })
 }
 
-/// Takes no lock in the kernel, so it may be sent from anywhere.
-fn forget_attributes(notifier: &Notifier, ino: INodeNo) {
-    if let Err(e) = notifier.inval_inode(ino, -1, 0) {
-        log::debug!("the kernel did not forget attributes: {e}");
-    }
-}
-
 impl Fs {
     /// Has the kernel forget everything below a tenant's directory.
     ///
@@ -65,14 +58,14 @@ impl Fs {
     fn forget_removed(&self, notifier: &Notifier, directory: NodeId, name: &[u8], known: Vec<NodeId>) {
         self.drop_notes(&known);
         self.listed.lock().remove(&directory);
-        forget_attributes(notifier, self.ino(directory));
+        self.forget_attributes(directory);
         if self.top == ROOT {
             // Nothing that waits for a fence holds the lock of the root directory.
             forget_entry(notifier, INodeNo(ROOT.0), name);
         }
         let held = self.still_held(known);
         for id in &held {
-            forget_attributes(notifier, self.ino(*id));
+            self.forget_attributes(*id);
         }
         self.forget_entries(&held);
     }

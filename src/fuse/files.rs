@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use fuser::{
     BackingId, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty, ReplyOpen,
@@ -91,8 +92,9 @@ struct Opened {
 
 /// How often one open is overtaken before it is sent back to look its path up.
 const MOST_OVERTAKES: usize = 64;
-/// Callers whose return is expected.
+/// Callers whose return is expected, and for how long.
 const MOST_SENT_BACK: usize = 64;
+const RETURN_WAIT: Duration = Duration::from_secs(1);
 /// Permission bits of others.
 const MAY_READ: u32 = 0o4;
 const MAY_WRITE: u32 = 0o2;
@@ -311,17 +313,26 @@ impl Fs {
         }
         let Value { file, span, .. } = match self.store.open_value(id, who.opener())? {
             Some(value) => value,
-            None => self.open_successor(who, id, MAY_READ)?.1,
+            None => {
+                self.look_up_again(who)?;
+                self.open_successor(who, id, MAY_READ)?.1
+            }
         };
         self.open_record(id, (&Arc::new(file), span), flags, reply, None)
     }
 
-    /// An open that was overtaken by a replacement gets the new value, past the kernel's cache: what that knows of the
-    /// inode, length and content, is the old value's. The kernel would look the path up once more after ESTALE, but
-    /// only once, and a busy key is replaced faster than that.
+    /// An open was overtaken by a replacement: the kernel is to look its path up once more, which leads to the new value's
+    /// inode. It does so once, and a busy key is replaced faster than that: one that came back goes on.
+    fn look_up_again(&self, who: Caller) -> Result<()> {
+        if self.came_back(who) { Ok(()) } else { Err(self.send_back(who)) }
+    }
+
+    /// An open that was overtaken more than once gets the new value through the old inode, past the kernel's cache: what
+    /// that knows of the inode, length and content, is the old value's.
     fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
-            let next = self.store.successor(id).ok_or_else(gone)?;
+            let absent = || Error::new(Kind::NotFound, "no such key any more");
+            let next = self.store.successor(id).ok_or_else(absent)?;
             Ok(self.store.open_value(next, None)?.map(|value| (next, value)))
         };
         // The successor may be overtaken as well.
@@ -354,6 +365,7 @@ impl Fs {
         if let Some((file, _)) = self.store.begin_edit(id)? {
             return Ok((id, file));
         }
+        self.look_up_again(who)?;
         for _ in 0..MOST_OVERTAKES {
             if self.opens.node(id).is_some() {
                 break;
@@ -441,6 +453,11 @@ impl Fs {
                 return Err(e);
             }
         };
+        if attr.nlink == 0 {
+            // What the kernel knows of the inode may be the value that it had before its key was replaced; whoever opens
+            // it asks for its length next.
+            self.forget_attributes(open.node);
+        }
         if edits.is_some() {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
@@ -513,15 +530,15 @@ impl Fs {
         if sent_back.len() >= MOST_SENT_BACK {
             sent_back.remove(0);
         }
-        sent_back.push(who.tid);
+        sent_back.push((who.tid, Instant::now()));
         gone()
     }
 
     /// Whether this caller's path was just looked up once more: a second ESTALE would reach the program.
     fn came_back(&self, who: Caller) -> bool {
         let mut sent_back = self.sent_back.lock();
-        let at = sent_back.iter().position(|tid| *tid == who.tid);
-        at.map(|at| sent_back.swap_remove(at)).is_some()
+        let at = sent_back.iter().position(|(tid, _)| *tid == who.tid);
+        at.map(|at| sent_back.swap_remove(at)).is_some_and(|(_, when)| when.elapsed() < RETURN_WAIT)
     }
 
     /// O_TRUNC of an existing key: the new value goes to staging, readers keep the old one until the close.
@@ -535,9 +552,11 @@ impl Fs {
         let again = self.came_back(who);
         let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id, None)? {
             Some(value) => (id, value),
-            None if self.store.successor(id).is_some() => self.open_successor(who, id, MAY_WRITE)?,
             None if !again => return Err(self.send_back(who)),
-            None => self.vanished(who, id)?,
+            None => match self.open_successor(who, id, MAY_WRITE) {
+                Err(_) if self.store.successor(id).is_none() => self.vanished(who, id)?,
+                found => found?,
+            },
         };
         let old_file = Arc::new(old_file);
         let open = self.enter(id, (&old_file, span), reply, true)?;

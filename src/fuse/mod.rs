@@ -27,7 +27,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
@@ -82,7 +82,7 @@ struct Fs {
     /// Entries that the kernel is about to forget: until then it may take them for what they were.
     stale: Mutex<Vec<(NodeId, Box<[u8]>)>>,
     /// Threads whose open was sent back to look its path up once more.
-    sent_back: Mutex<Vec<u32>>,
+    sent_back: Mutex<Vec<(u32, Instant)>>,
     /// Without passthrough: which inodes the kernel must not cache.
     uncached: Mutex<Uncached>,
     /// Directories that were listed since their listing last changed.
@@ -166,14 +166,20 @@ impl Fs {
         home.is_ok_and(|home| home.fence.closed_towards().is_some())
     }
 
-    /// A directory's listing changed without a request on it: the kernel's copy is dropped. This notification takes
-    /// no lock in the kernel, so it may be sent from anywhere.
+    /// A directory's listing changed without a request on it: the kernel's copy is dropped.
     fn listing_changed(&self, dir: NodeId) {
-        if self.listed.lock().remove(&dir)
-            && let Some(notifier) = &*self.notifier.lock()
-            && let Err(e) = notifier.inval_inode(self.ino(dir), -1, 0)
+        if self.listed.lock().remove(&dir) {
+            self.forget_attributes(dir);
+        }
+    }
+
+    /// Has the kernel ask for the attributes of a node, and the listing of a directory, when it next needs them. This
+    /// notification takes no lock in the kernel, so it may be sent from anywhere.
+    fn forget_attributes(&self, id: NodeId) {
+        if let Some(notifier) = &*self.notifier.lock()
+            && let Err(e) = notifier.inval_inode(self.ino(id), -1, 0)
         {
-            log::debug!("the kernel did not forget a listing: {e}");
+            log::debug!("the kernel did not forget attributes: {e}");
         }
     }
 }

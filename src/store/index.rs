@@ -139,7 +139,7 @@ impl Index {
     /// Makes room for so many nodes more, in one piece.
     pub fn reserve(&mut self, nodes: usize) {
         self.nodes.reserve(nodes);
-        self.order.reserve(nodes);
+        self.order.reserve(self.nodes.capacity());
         let (slots, hasher) = (&self.nodes, &self.hasher);
         self.names.reserve(nodes, |&s| {
             let n = &slots[s as usize];

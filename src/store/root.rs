@@ -314,6 +314,20 @@ fn refuse_what_is_no_store(root: &Dir, path: &Path) -> Result<()> {
             ),
         ));
     }
+    // What a first start that went no further has left, and what a new filesystem has.
+    let begun = format!("{}.new", layout::SUPERBLOCK);
+    let harmless = |name: &[u8]| [layout::LOCK, &begun, "lost+found"].iter().any(|n| n.as_bytes() == name);
+    if let Some(other) = root.entries()?.iter().find(|entry| !harmless(&entry.name)) {
+        return Err(Error::new(
+            Kind::NotEmpty,
+            format!(
+                "{} is no store, and not empty (there is {}): a new store begins in a directory of its own, which is made \
+                 where it is missing",
+                path.display(),
+                other.name.escape_ascii()
+            ),
+        ));
+    }
     Ok(())
 }
 

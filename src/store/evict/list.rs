@@ -69,9 +69,9 @@ impl<T: Copy + Default> Entries<T> {
         self.len
     }
 
-    /// Makes room for so many slots more, in one piece.
+    /// Makes room for the slots below this one, in one piece.
     pub(super) fn reserve(&mut self, slots: usize) {
-        self.entries.reserve(slots);
+        self.entries.reserve(slots.saturating_sub(self.entries.len()));
     }
 
     fn entry(&self, slot: Slot) -> Option<&Entry<T>> {

@@ -120,7 +120,7 @@ pub trait Policy: Send {
     /// copy is made now.
     fn order_later(&self) -> Later;
 
-    /// Makes room for so many slots more, in one piece.
+    /// Makes room for the slots below this one, in one piece.
     fn reserve(&mut self, slots: usize);
 
     /// How many slots there are.

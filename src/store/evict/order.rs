@@ -127,7 +127,7 @@ impl Order {
         })
     }
 
-    /// Makes room for so many slots more, in one piece.
+    /// Makes room for the slots below this one, in one piece.
     pub fn reserve(&mut self, slots: usize) {
         self.policy.reserve(slots);
     }

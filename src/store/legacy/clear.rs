@@ -52,7 +52,7 @@ impl Store {
             let found = attached.record_of(entry)?.filter(|f| scope.includes_tenant(&f.tenant));
             let Some(found) = found else { return Ok(()) };
             step!("removal.legacy");
-            if self.unlink_found(attached, &found)? {
+            if self.unlink_walked(attached, &found)? {
                 deleted.fetch_add(1, Ordering::Relaxed);
                 self.counters.removed_records.fetch_add(1, Ordering::Relaxed);
             }

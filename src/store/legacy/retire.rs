@@ -43,24 +43,27 @@ impl Store {
 
     /// Unlinks one file that was found, if it is still that one.
     pub(super) fn unlink_found(&self, attached: &Attached, found: &Found) -> Result<bool> {
+        let path = || attached.tree.shown(&found.layout.path(&found.storage_key).unwrap_or_default());
+        self.unlink_walked(attached, found).map_err(|e| e.context(path()))
+    }
+
+    /// The same for a walk, which says itself of which file an error is.
+    pub(super) fn unlink_walked(&self, attached: &Attached, found: &Found) -> Result<bool> {
         let Some(path) = found.layout.path(&found.storage_key) else { return Ok(false) };
         let at = path.iter().rposition(|b| *b == b'/').unwrap_or(0);
-        let unlink = || -> Result<bool> {
-            step!("retire.unlink");
-            let Some(dir) = attached.tree.fsdir().open_dir_if_any(&path[..at])? else { return Ok(false) };
-            let name = &path[at + 1..];
-            // Something else by now: it is judged anew, when somebody asks for it.
-            if dir.stat(name)?.is_none_or(|a| (a.dev, a.ino) != (found.attr.dev, found.attr.ino)) {
-                return Ok(false);
-            }
-            let gone = dir.unlink(name)?;
-            step!("retire.unlinked");
-            if self.durable() {
-                dir.sync()?;
-            }
-            Ok(gone)
-        };
-        unlink().map_err(|e| e.context(attached.tree.shown(&path)))
+        step!("retire.unlink");
+        let Some(dir) = attached.tree.fsdir().open_dir_if_any(&path[..at])? else { return Ok(false) };
+        let name = &path[at + 1..];
+        // Something else by now: it is judged anew, when somebody asks for it.
+        if dir.stat(name)?.is_none_or(|a| (a.dev, a.ino) != (found.attr.dev, found.attr.ino)) {
+            return Ok(false);
+        }
+        let gone = dir.unlink(name)?;
+        step!("retire.unlinked");
+        if self.durable() {
+            dir.sync()?;
+        }
+        Ok(gone)
     }
 
     /// Unlinks every file of a key in the attached directory, in both layouts and each spelling of the key.

@@ -41,6 +41,23 @@ fn a_data_directory_without_a_format_file_is_refused_and_untouched() {
     assert_eq!(names_in(&dir.path().join("data")), [""; 0]);
 }
 
+/// Arguments in the wrong order, or a directory of something else: nothing is made in it.
+#[test]
+fn a_directory_with_something_in_it_is_no_new_store() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("lost+found")).unwrap();
+    fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
+    let e = refused(dir.path());
+    assert_eq!(e.kind(), Kind::NotEmpty);
+    assert!(e.to_string().contains("thesis.txt"), "{e}");
+    assert_eq!(names_in(dir.path()), ["lost+found", "thesis.txt"]);
+    // A new filesystem is one, and what a first start has begun.
+    fs::remove_file(dir.path().join("thesis.txt")).unwrap();
+    fs::write(dir.path().join("FENCEFS.new"), "{").unwrap();
+    fs::write(dir.path().join("lock"), "123\n").unwrap();
+    open_store(dir.path(), &StoreSettings::default()).unwrap();
+}
+
 /// Its filesystem may not be mounted: an empty one in its place would be a store that lost everything and says nothing.
 #[test]
 fn data_that_is_missing_is_not_made_anew() {
