@@ -242,7 +242,8 @@ fn a_reserve_is_kept_from_others() {
         assert_eq!(blue["reserve_bytes"], 8 * MIB);
         assert!(blue["bytes"].as_u64().unwrap() >= 8 * MIB && blue["keys"].as_u64().unwrap() < 10, "{blue}");
         m.shell("[ -e $R/blue/k10 ]; [ ! -e $R/blue/k1 ]; [ -e $M/k60 ]").ok();
-        // What would fit only in its place.
+        // What would fit only in its place. From here on background eviction has nothing to do.
+        assert_eq!(m.control("evict to=90").0, Ok(()));
         let evicted = m.status_number("evicted_keys");
         let (_, text) = m.shell("head -c 26M /dev/zero > $M/large").failed();
         assert!(text.contains("No space left on device"), "{text}");
@@ -255,6 +256,7 @@ fn a_reserve_is_kept_from_others() {
             let (code, text) = quota(args).failed();
             assert!(code == 1 && text.contains(says), "{args:?}: {text}");
         }
+        assert!(wait_until(Duration::from_secs(10), || m.status_number("staged_bytes") == 0));
         assert_counts_agree(m);
         m.remount();
         assert_eq!(tenant_status(m, "blue")["reserve_bytes"], 8 * MIB);
@@ -302,6 +304,7 @@ fn counters_tell_what_happened() {
             m.shell("for i in $(seq 40); do head -c 1M /dev/zero > $M/k$i; done; cat $M/k40 > $W/out").ok();
             m.shell("for i in 1 2 3; do ! cat $M/absent$i 2> /dev/null; done").ok();
             assert_eq!(m.control("evict to=50").0, Ok(()));
+            assert!(wait_until(Duration::from_secs(10), || m.status_number("staged_bytes") == 0));
             let status = m.status();
             let (reasons, total) = (&status["evictions"], status["evicted_keys"].as_u64().unwrap());
             let sum: u64 = reasons.as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
