@@ -41,7 +41,7 @@ pub(super) fn start(fs: &Arc<Fs>, notifier: Notifier) -> Result<()> {
                     drop(forgotten);
                 }
                 Event::Ages { parent, name, node } => {
-                    forget_attributes(&notifier, fs.ino(node));
+                    fs.forget_attributes(node);
                     fs.notice_later(Notice::Entry { parent: fs.ino(parent), name, then: None });
                 }
                 Event::Opened => fs.fences.change(),
