@@ -18,6 +18,7 @@ use super::object::{Found, Place, absent};
 use super::tenants::{Home, dir_attr};
 use super::writer::Owner;
 use crate::error::{Error, Kind, Result};
+use crate::format::record::Record;
 use crate::key::RecordKind;
 use crate::os::{self, Attr, RenameHow, SetTime};
 
@@ -319,26 +320,39 @@ impl Store {
 
     /// Pins or unpins a linked value, durably.
     pub fn set_pinned(&self, id: NodeId, pinned: bool) -> Result<()> {
+        self.change_value(id, "only values are pinned, not directories", |file, mut record| {
+            record.pinned = pinned;
+            self.write_record(file, &record)?;
+            {
+                let mut index = self.index.lock();
+                if index.linked(id).is_ok() {
+                    index.set_pinned(id, pinned)?;
+                }
+            }
+            // What is pinned lives for ever.
+            self.note_change(id, file)
+        })
+    }
+
+    /// Changes what the record of a linked value says of it, admitted and under the key's lock; a directory is refused
+    /// with this sentence.
+    pub(super) fn change_value<T>(
+        &self,
+        id: NodeId,
+        refusal: &'static str,
+        change: impl FnOnce(&File, Record) -> Result<T>,
+    ) -> Result<T> {
         self.migrate(id)?;
         let (home, place) = self.place_of(id)?;
         if place.kind == RecordKind::Directory {
-            return Err(Error::new(Kind::IsDirectory, "only values are pinned, not directories"));
+            return Err(Error::new(Kind::IsDirectory, refusal));
         }
         let _lease = home.fence.enter(home.epoch)?;
         let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
-        let Found::Record(file, _, mut record) = self.open_record(&home, &place, false)? else {
-            return Err(absent(&place.key));
-        };
-        record.pinned = pinned;
-        self.write_record(&file, &record)?;
-        {
-            let mut index = self.index.lock();
-            if index.linked(id).is_ok() {
-                index.set_pinned(id, pinned)?;
-            }
+        match self.open_record(&home, &place, false)? {
+            Found::Record(file, _, record) => change(&file, record),
+            _ => Err(absent(&place.key)),
         }
-        // What is pinned lives for ever.
-        self.note_change(id, &file)
     }
 
     /// Whether a linked node is pinned.

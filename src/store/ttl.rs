@@ -17,12 +17,12 @@ use super::Store;
 use super::deadlines::{Life, time_between};
 use super::evict::Slot;
 use super::index::NodeId;
-use super::object::{Found, Place, absent};
+use super::object::Place;
 use super::room::Reason;
 use super::tenants::Home;
 use super::{Event, ListEntry};
 use crate::config::limits;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::key::RecordKind;
 use crate::os::{self, Attr, Dir, Timespec, XattrMode};
 
@@ -200,19 +200,11 @@ impl Store {
 
     /// Sets the time to live of a linked value, durably; `None` leaves it its tenant's. Whether it had its own.
     pub fn set_ttl(&self, id: NodeId, seconds: Option<u64>) -> Result<bool> {
-        self.migrate(id)?;
-        let (home, place) = self.place_of(id)?;
-        if place.kind == RecordKind::Directory {
-            return Err(Error::new(Kind::IsDirectory, "only values live for a time, not directories"));
-        }
-        let _lease = home.fence.enter(home.epoch)?;
-        let (_, place, _key) = self.lock_place(id).ok_or_else(|| absent(&place.key))?;
-        let Found::Record(file, ..) = self.open_record(&home, &place, false)? else {
-            return Err(absent(&place.key));
-        };
-        let had = self.set_ttl_of(&file, seconds)?;
-        self.note_change(id, &file)?;
-        Ok(had)
+        self.change_value(id, "only values live for a time, not directories", |file, _| {
+            let had = self.set_ttl_of(file, seconds)?;
+            self.note_change(id, file)?;
+            Ok(had)
+        })
     }
 
     /// The same of a file that is no record yet, or none any more.

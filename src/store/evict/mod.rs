@@ -7,12 +7,11 @@
 use crate::config::{EvictOptions, PolicyName};
 
 mod aside;
-mod fifo;
 mod ghosts;
 mod kept;
 mod list;
-mod lru;
 mod mq;
+mod one_list;
 mod order;
 mod runs;
 #[cfg(test)]
@@ -135,9 +134,9 @@ pub trait Policy: Send {
 /// An empty policy of this name.
 pub fn new(name: PolicyName, options: EvictOptions) -> Box<dyn Policy> {
     match name {
-        PolicyName::Fifo => Box::<fifo::Fifo>::default(),
-        PolicyName::Lru => Box::new(lru::Lru::new(false)),
-        PolicyName::LruChain => Box::new(lru::Lru::new(true)),
+        PolicyName::Fifo => Box::new(one_list::OneList::fifo()),
+        PolicyName::Lru => Box::new(one_list::OneList::lru(false)),
+        PolicyName::LruChain => Box::new(one_list::OneList::lru(true)),
         PolicyName::Mq => Box::new(mq::Mq::new(options, false)),
         PolicyName::MqChain => Box::new(mq::Mq::new(options, true)),
     }

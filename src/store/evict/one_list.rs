@@ -1,29 +1,38 @@
-//! Least recently opened or published, first out; with chains the keys of one run go from its end.
+//! The policies of one list. `lru`: least recently opened or published, first out; `lru-chain`: the same, but the keys of
+//! one run from its end; `fifo`: first published, first out, so that nothing moves a key but a new value.
 
 use super::list::{At, Ends, Entries};
 use super::{Admission, Heat, Later, Policy, Slot};
 
-/// Slots in the order of their last touch; with chains those of a run in the opposite order.
+/// Slots in the order in which they came, or of their last touch; with chains those of a run in the opposite order.
 #[derive(Default, Clone)]
-pub(super) struct Lru {
+pub(super) struct OneList {
     entries: Entries<()>,
     ends: Ends,
+    moves: bool,
     chain: bool,
 }
 
-impl Lru {
-    pub(super) fn new(chain: bool) -> Lru {
-        Lru { chain, ..Lru::default() }
+impl OneList {
+    pub(super) fn fifo() -> OneList {
+        OneList::default()
+    }
+
+    pub(super) fn lru(chain: bool) -> OneList {
+        OneList { moves: true, chain, ..OneList::default() }
     }
 
     fn place(&mut self, slot: Slot, after: Option<Slot>) {
+        if !self.moves && self.entries.get(slot).is_some() {
+            return;
+        }
         self.entries.unlink(&mut self.ends, slot);
         let after = after.filter(|a| self.chain && self.entries.get(*a).is_some());
         self.entries.link(&mut self.ends, slot, (), after.map_or(At::HotEnd, At::Behind));
     }
 }
 
-impl Policy for Lru {
+impl Policy for OneList {
     fn insert(&mut self, slot: Slot, admission: Admission) {
         if admission.short && self.chain {
             self.entries.unlink(&mut self.ends, slot);
@@ -41,6 +50,10 @@ impl Policy for Lru {
         if self.entries.get(slot).is_some() {
             self.place(slot, after);
         }
+    }
+
+    fn moves(&self) -> bool {
+        self.moves
     }
 
     fn heat(&self, slot: Slot) -> Option<Heat> {
