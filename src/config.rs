@@ -231,6 +231,8 @@ pub mod limits {
     pub const STAGED_RUSH_BYTES: u64 = 128 << 20;
     /// Values being written that are looked at so often, at most: more would cost the keeper too much.
     pub const WATCHED_CLOSELY: usize = 256;
+    /// Values that threads of their own empty at once.
+    pub const EMPTIED_AT_ONCE: usize = 16;
     /// Looks without anything being written, after which the keeper looks only now and then.
     pub const IDLE_LOOKS: u32 = 50;
     /// How often free space is looked at otherwise.

@@ -141,9 +141,14 @@ pub enum SetTime {
     At(Timespec),
 }
 
+/// Attributes of an open file, asked once: it may be told to have fewer blocks than a moment before and after.
+pub fn stat_unsettled(fd: impl AsFd) -> Result<Attr> {
+    rustix::fs::fstat(fd).map(Attr::from).map_err(|e| Error::os("cannot stat an open file", e))
+}
+
 /// Attributes of an open file.
 pub fn stat(fd: impl AsFd) -> Result<Attr> {
-    let ask = || rustix::fs::fstat(&fd).map(Attr::from).map_err(|e| Error::os("cannot stat an open file", e));
+    let ask = || stat_unsettled(&fd);
     let mut attr = ask()?;
     let mut pause = FIRST_PAUSE;
     while pause < LAST_PAUSE && lacks_blocks(&fd, &attr) {

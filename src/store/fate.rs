@@ -1,11 +1,15 @@
 //! What becomes of a value that is being written: the watch may doom it and take its bytes away, or a publication claims
 //! it. INVARIANT: never both, so no value is emptied on its way into place.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::os;
+
 const DOOMED: u8 = 1;
 const CLAIMED: u8 = 2;
+const EMPTYING: u8 = 4;
 
 /// The fate of one value.
 #[derive(Debug, Default)]
@@ -18,13 +22,42 @@ impl Fate {
     }
 
     /// The same, unless a publication is under way or was; whether its bytes may be taken away.
-    pub(super) fn doom_unclaimed(&self) -> bool {
+    fn doom_unclaimed(&self) -> bool {
         let unclaimed = |fate| (fate & CLAIMED == 0).then_some(fate | DOOMED);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, unclaimed).is_ok()
     }
 
     pub(super) fn is_doomed(&self) -> bool {
         self.0.load(Ordering::Acquire) & DOOMED != 0
+    }
+
+    /// Whether its bytes are being taken away at this moment.
+    pub(super) fn is_being_emptied(&self) -> bool {
+        self.0.load(Ordering::Acquire) & EMPTYING != 0
+    }
+
+    /// Dooms a value and takes its bytes away, unless it is claimed: its writer learns that at its close.
+    ///
+    /// On a busy disk that takes long, and for all that time it holds up the value's writer but no other one. `beside`, a
+    /// thread of its own does it, and whoever asked for it goes on.
+    pub(super) fn empty(self: &Arc<Self>, file: &Arc<File>, beside: bool) {
+        if !self.doom_unclaimed() || self.0.fetch_or(EMPTYING, Ordering::AcqRel) & EMPTYING != 0 {
+            return;
+        }
+        let run = {
+            let (fate, file) = (Arc::clone(self), Arc::clone(file));
+            move || {
+                stall!("staged.empty");
+                if let Err(e) = os::truncate(&*file, 0) {
+                    log::warn!("cannot empty a value that can never be published: {e}");
+                }
+                fate.0.fetch_and(!EMPTYING, Ordering::AcqRel);
+            }
+        };
+        let thread = std::thread::Builder::new().name("fencefs-empty".into());
+        if !beside || thread.spawn(run.clone()).is_err() {
+            run();
+        }
     }
 
     /// Keeps the bytes for a publication; `None` when the value is doomed.

@@ -4,7 +4,7 @@
 //! A value that can never fit is emptied, and so is the largest while all of them together pass the quota: staged bytes
 //! end at the quota plus what is written between two looks. Where the kernel writes, nothing stops a
 //! writer before its close: the same goes for what it writes after that. The nearer the bytes are to the quota, the more
-//! often the watch looks.
+//! often the watch looks; what it empties it does not wait for.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -223,14 +223,17 @@ impl Store {
         let largest = self.largest_value_bytes();
         let files: Vec<_> =
             self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.fate.upgrade())).collect();
-        let mut sizes = Vec::new();
         let full = !files.is_empty() && self.disk_is_full();
-        let (quota, watched, mut runs_away) = (self.quota_bytes(), files.len(), false);
+        let (quota, watched) = (self.quota_bytes(), files.len());
+        let (mut sizes, mut emptied) = (Vec::new(), 0);
+        let mut empty = |file: &Arc<File>, fate: &Arc<Fate>| {
+            emptied += 1;
+            Fate::empty(fate, file, emptied <= limits::EMPTIED_AT_ONCE);
+        };
         for (file, fate) in files.into_iter().filter_map(|(file, fate)| file.zip(fate)) {
-            let Ok(attr) = os::stat(&*file) else { continue };
-            if attr.allocated_bytes() > largest || full {
-                runs_away = true;
-                doom(&file, &fate);
+            let Ok(attr) = os::stat_unsettled(&*file) else { continue };
+            if attr.allocated_bytes() > largest || full || fate.is_being_emptied() {
+                empty(&file, &fate);
             } else {
                 sizes.push((attr.allocated_bytes(), file, fate));
             }
@@ -238,16 +241,17 @@ impl Store {
         // Those that are lost already go first, and the largest of them.
         sizes.sort_by_key(|(bytes, _, fate)| (fate.is_doomed(), *bytes));
         let mut sum: u64 = sizes.iter().map(|(bytes, ..)| bytes).sum();
-        let near = runs_away || sum > 0 && sum.saturating_add(limits::STAGED_RUSH_BYTES) > quota;
-        self.keeper.near.store(near && watched <= limits::WATCHED_CLOSELY, Ordering::Relaxed);
         let lost =
             |last: Option<&(u64, Arc<File>, Arc<Fate>)>| last.is_some_and(|(_, _, fate)| fate.is_doomed());
+        let near = sum > 0 && sum.saturating_add(limits::STAGED_RUSH_BYTES) > quota;
         while (sum > quota || sum > quota / 2 && lost(sizes.last()))
             && let Some((bytes, file, fate)) = sizes.pop()
         {
-            doom(&file, &fate);
+            empty(&file, &fate);
             sum -= bytes;
         }
+        let near = (near || emptied > 0) && watched <= limits::WATCHED_CLOSELY;
+        self.keeper.near.store(near, Ordering::Relaxed);
         self.staged_bytes.store(sum, Ordering::Relaxed);
     }
 
@@ -259,14 +263,5 @@ impl Store {
         if space.available_inodes < floor_inodes {
             self.evict_some((floor_inodes - space.available_inodes) as usize);
         }
-    }
-}
-
-/// A value that can never be published: its writer learns that at close, its bytes go now.
-fn doom(file: &File, fate: &Fate) {
-    if fate.doom_unclaimed()
-        && let Err(e) = os::truncate(file, 0)
-    {
-        log::warn!("cannot empty a value that can never be published: {e}");
     }
 }

@@ -259,3 +259,36 @@ fn a_value_on_its_way_into_place_is_not_emptied() {
     assert_eq!((looks.load(Ordering::Relaxed), names(&bench)), (2, vec!["a".to_owned()]));
     bench.sound();
 }
+
+/// One that its disk holds up for long, while others go on writing past the quota.
+#[cfg(feature = "failpoints")]
+#[test]
+fn values_are_emptied_beside_each_other() {
+    let bench = of_size(64);
+    let _scenario = fail::FailScenario::setup();
+    let (here, stalled) = std::sync::mpsc::channel();
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let held_up = Mutex::new(Some((here, waits)));
+    let stall = move || {
+        let first = held_up.lock().take();
+        if let Some((here, waits)) = first {
+            here.send(()).unwrap();
+            waits.recv().unwrap();
+        }
+    };
+    fail::cfg_callback("staged.empty", stall).unwrap();
+    let mut first = stage(&bench, default_dir(&bench), b"a", &[1; 128 * 1024]).unwrap();
+    bench.count_staged();
+    stalled.recv().unwrap();
+    let second = stage(&bench, default_dir(&bench), b"b", &[2; 128 * 1024]).unwrap();
+    let size = |staged: &Staged| crate::os::stat(&**staged.file()).unwrap().size_bytes;
+    while size(&second) > 0 {
+        bench.count_staged();
+    }
+    assert_eq!((size(&first), first.is_doomed()), (128 * KIB, true), "its disk is slow");
+    assert_eq!(bench.publish(&mut first, false).unwrap_err().kind(), Kind::NoSpace);
+    go_on.send(()).unwrap();
+    while size(&first) > 0 {
+        bench.count_staged();
+    }
+}
