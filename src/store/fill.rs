@@ -3,6 +3,8 @@
 //! A source of recovery hands over batches, in whatever order; what they hold is linked here, directories first,
 //! parents before children, then values, coldest first.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use super::Store;
@@ -112,8 +114,9 @@ impl Batch {
         Ok(())
     }
 
-    /// Gives back what was allocated ahead.
-    pub(super) fn shrink(&mut self) {
+    /// All of it is there: orders it for [`coldest_first`], and gives back what was allocated ahead.
+    pub(super) fn finish(&mut self) {
+        self.values.sort_unstable_by_key(|row| (row.warmth, row.at));
         self.keys.shrink_to_fit();
         self.values.shrink_to_fit();
         self.dirs.shrink_to_fit();
@@ -131,18 +134,9 @@ impl Store {
         let mut dirs: Vec<(&Batch, &(Row, DirAttr))> =
             batches.iter().flat_map(|b| b.dirs.iter().map(move |d| (b, d))).collect();
         dirs.sort_by_key(|(_, (row, _))| (row.length, row.warmth));
-        let mut values: Vec<(u32, u32)> = Vec::with_capacity(batches.iter().map(|b| b.values.len()).sum());
-        for (number, batch) in (0..).zip(batches) {
-            values.extend((0..batch.values.len() as u32).map(|n| (number, n)));
-        }
-        // Those of the last clean stop in its order, behind them what came later, by the time of its last change.
-        values.sort_unstable_by_key(|&(batch, n)| {
-            let row = &batches[batch as usize].values[n as usize];
-            (row.warmth, batch, n)
-        });
         step!("recover.commit");
         let mut index = self.index.lock();
-        index.reserve(dirs.len() + values.len());
+        index.reserve(batches.iter().map(Batch::len).sum());
         for (batch, (row, attr)) in dirs {
             let key = Key::new(batch.key(row))?;
             if directory_of(&mut index, batch, &key, Some((row, *attr)))?.is_none() {
@@ -154,16 +148,27 @@ impl Store {
         }
         // Every directory that a key implies comes before any value: of a key that is also a directory it is always the
         // value that no path spells, whatever the order.
-        for &(batch, n) in &values {
-            let batch = &batches[batch as usize];
-            directory_of(&mut index, batch, &Key::new(batch.key(&batch.values[n as usize]))?, None)?;
+        for (batch, row) in batches.iter().flat_map(|b| b.values.iter().map(move |row| (b, row))) {
+            directory_of(&mut index, batch, &Key::new(batch.key(row))?, None)?;
         }
-        for (batch, n) in values {
-            let batch = &batches[batch as usize];
-            place(&mut index, batch, &batch.values[n as usize])?;
+        for (batch, row) in coldest_first(batches) {
+            place(&mut index, batch, row)?;
         }
         Ok(())
     }
+}
+
+/// The values of all batches in one order: those of the last clean stop in its order, behind them what came later, by the
+/// time of its last change. Of each batch one is looked at, so that no list of all is needed.
+fn coldest_first(batches: &[Batch]) -> impl Iterator<Item = (&Batch, &Row)> {
+    debug_assert!(batches.iter().all(|b| b.values.is_sorted_by_key(|row| (row.warmth, row.at))));
+    let next = |batch: usize, n: usize| Some(Reverse((batches[batch].values.get(n)?.warmth, batch, n)));
+    let mut heads: BinaryHeap<_> = (0..batches.len()).filter_map(|batch| next(batch, 0)).collect();
+    std::iter::from_fn(move || {
+        let Reverse((_, batch, n)) = heads.pop()?;
+        heads.extend(next(batch, n + 1));
+        Some((&batches[batch], &batches[batch].values[n]))
+    })
 }
 
 /// The directory that a key stands in, or, of a directory's own record, that directory; made where it is missing. None

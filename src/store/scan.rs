@@ -106,7 +106,7 @@ impl Walk<'_> {
         if batch.len() == 0 {
             prune(&home.dir, upper).map_err(in_upper)?;
         }
-        batch.shrink();
+        batch.finish();
         Ok(batch)
     }
 

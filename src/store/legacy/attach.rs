@@ -181,7 +181,9 @@ pub(in crate::store) struct Scanned {
 impl Scanned {
     /// The source's part of the commit, and what is left to be counted after it.
     pub(in crate::store) fn take_batches(&mut self) -> Vec<Batch> {
-        std::mem::take(&mut self.batches).into_values().collect()
+        let mut batches: Vec<Batch> = std::mem::take(&mut self.batches).into_values().collect();
+        batches.iter_mut().for_each(Batch::finish);
+        batches
     }
 }
 
