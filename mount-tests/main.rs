@@ -7,6 +7,7 @@
 //! `failpoints` the removal is stopped, stalled and made to fail at each of its steps.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected must fail where it stands")]
 
+mod awake;
 mod by_key;
 mod checksum;
 mod cli;

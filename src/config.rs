@@ -187,6 +187,8 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// Kernel passthrough.
     pub passthrough: Passthrough,
+    /// Whether the machine's processors are kept from sleeping while requests come.
+    pub keep_awake: bool,
     /// How long a mutation waits for a scope that is being removed.
     pub fence_wait: Duration,
     /// Overrides every file's owner.
@@ -207,6 +209,7 @@ impl Default for MountSettings {
             tenant: None,
             allow_other: false,
             passthrough: Passthrough::Auto,
+            keep_awake: true,
             fence_wait: Duration::from_secs(1),
             uid: None,
             gid: None,

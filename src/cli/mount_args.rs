@@ -67,6 +67,9 @@ pub(super) struct MountArgs {
     /// Whether the kernel moves the bytes itself; `on` fails the mount where it cannot
     #[arg(long, value_name = "WHEN", value_parser = named(&Passthrough::NAMES), default_value = "auto", help_heading = BEHAVIOUR)]
     passthrough: Passthrough,
+    /// Let processors sleep between requests: saves power, and costs time where waking one takes long
+    #[arg(long, help_heading = BEHAVIOUR)]
+    no_keep_awake: bool,
     /// Serve a Mooncake file-per-key directory in place; keys move into the store as they are rewritten
     #[arg(long, value_name = "DIR", help_heading = LEGACY)]
     attach_legacy: Option<PathBuf>,
@@ -238,6 +241,7 @@ impl MountArgs {
             tenant: self.tenant.clone(),
             allow_other: self.allow_other || (root && !self.no_allow_other),
             passthrough: self.passthrough,
+            keep_awake: !self.no_keep_awake,
             fence_wait: self.fence_wait,
             uid: self.uid,
             gid: self.gid,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use fuser::{
     BackingId, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyEmpty, ReplyOpen,
-    Request,
 };
 
 use super::Fs;
@@ -30,12 +29,6 @@ pub(super) struct Caller {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) tid: u32,
-}
-
-impl From<&Request> for Caller {
-    fn from(req: &Request) -> Self {
-        Caller { uid: req.uid(), gid: req.gid(), tid: req.pid() }
-    }
 }
 
 impl Caller {

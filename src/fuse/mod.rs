@@ -6,6 +6,7 @@
 
 mod acl;
 mod attr;
+mod awake;
 mod by_key;
 mod close;
 mod dirs;
@@ -88,6 +89,7 @@ struct Fs {
     /// Directories that were listed since their listing last changed.
     listed: Mutex<HashSet<NodeId>>,
     streams: replies::Streams,
+    awake: awake::Awake,
 }
 
 impl Fs {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fuser::{BackingId, Config, MountOption, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
+use super::awake::Awake;
 use super::parked::Parked;
 use super::replies::Streams;
 use super::requests::Requests;
@@ -129,6 +130,7 @@ impl Mount {
             sent_back: Mutex::default(),
             listed: Mutex::default(),
             streams: Streams::start()?,
+            awake: Awake::start(settings.keep_awake)?,
             store,
             removals,
         });

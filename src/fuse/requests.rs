@@ -15,7 +15,7 @@ use fuser::{
 };
 
 use super::dirs::{answer_entry, set_time};
-use super::files::answer_empty;
+use super::files::{Caller, answer_empty};
 use super::parked::Change;
 use super::{Fs, Inode};
 use crate::config::{Durability, Passthrough};
@@ -34,6 +34,12 @@ pub(super) fn errno(e: &Error) -> Errno {
 pub(super) struct Requests(pub(super) Arc<Fs>);
 
 impl Requests {
+    /// Who asks; every request is counted that somebody waits for.
+    fn caller(&self, req: &Request) -> Caller {
+        self.0.awake.served();
+        Caller { uid: req.uid(), gid: req.gid(), tid: req.pid() }
+    }
+
     /// Runs a change of names: at once, or beside the event loop where each waits for the disk.
     fn change_names<const N: usize, R, T>(
         &self,
@@ -117,7 +123,7 @@ impl Filesystem for Requests {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.0.lookup(req.into(), parent, name.as_bytes(), reply);
+        self.0.lookup(self.caller(req), parent, name.as_bytes(), reply);
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, n: u64) {
@@ -135,7 +141,7 @@ impl Filesystem for Requests {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.0.getattr(req.into(), ino, reply);
+        self.0.getattr(self.caller(req), ino, reply);
     }
 
     fn setattr(
@@ -157,7 +163,7 @@ impl Filesystem for Requests {
         reply: ReplyAttr,
     ) {
         let set = SetAttr { mode, uid, gid, atime: set_time(atime), mtime: set_time(mtime) };
-        self.0.setattr(req.into(), ino, fh, size, set, reply);
+        self.0.setattr(self.caller(req), ino, fh, size, set, reply);
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -177,21 +183,21 @@ impl Filesystem for Requests {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
-        let who = req.into();
+        let who = self.caller(req);
         self.make(parent, [name.as_bytes()], reply, move |fs, [name]| {
             fs.mknod(who, parent, name, mode, umask)
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let who = req.into();
+        let who = self.caller(req);
         self.make(parent, [name.as_bytes()], reply, move |fs, [name]| {
             fs.mkdir(who, parent, name, mode, umask)
         });
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let who = req.into();
+        let who = self.caller(req);
         let run = move |fs: &Arc<Fs>, [name]: [&[u8]; 1]| fs.unlink(who, parent, name);
         let answer = |_: &Arc<Fs>, reply, done| answer_empty(reply, done);
         self.change_names(&[parent], [name.as_bytes()], reply, run, answer);
@@ -204,7 +210,7 @@ impl Filesystem for Requests {
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let who = req.into();
+        let who = self.caller(req);
         let names = [name.as_bytes(), target.as_os_str().as_bytes()];
         self.make(parent, names, reply, move |fs, [name, target]| fs.symlink(who, parent, name, target));
     }
@@ -219,7 +225,7 @@ impl Filesystem for Requests {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let who = req.into();
+        let who = self.caller(req);
         let run = move |fs: &Arc<Fs>, [name, newname]: [&[u8]; 2]| {
             let (from, to) = ((parent, name), (newparent, newname));
             fs.rename(who, from, to, flags)?;
@@ -244,7 +250,7 @@ impl Filesystem for Requests {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.0.open(req.into(), ino, flags.0, reply);
+        self.0.open(self.caller(req), ino, flags.0, reply);
     }
 
     fn create(
@@ -257,7 +263,7 @@ impl Filesystem for Requests {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.0.create(req.into(), (parent, name.as_bytes()), (mode, umask), flags, reply);
+        self.0.create(self.caller(req), (parent, name.as_bytes()), (mode, umask), flags, reply);
     }
 
     fn read(
@@ -272,8 +278,11 @@ impl Filesystem for Requests {
         reply: ReplyData,
     ) {
         match self.0.inode(ino) {
-            Inode::Node(_) => self.0.read(fh, offset, size, reply),
-            Inode::Virtual(v) => self.0.read_virtual(req.into(), v, fh, (offset, size), flags.0, reply),
+            Inode::Node(_) => {
+                self.0.awake.served();
+                self.0.read(fh, offset, size, reply);
+            }
+            Inode::Virtual(v) => self.0.read_virtual(self.caller(req), v, fh, (offset, size), flags.0, reply),
         }
     }
 
@@ -290,14 +299,17 @@ impl Filesystem for Requests {
         reply: ReplyWrite,
     ) {
         match self.0.inode(ino) {
-            Inode::Node(_) => self.0.write(fh, offset, data, reply),
-            Inode::Virtual(v) => self.0.write_virtual(req.into(), v, fh, data, reply),
+            Inode::Node(_) => {
+                self.0.awake.served();
+                self.0.write(fh, offset, data, reply);
+            }
+            Inode::Virtual(v) => self.0.write_virtual(self.caller(req), v, fh, data, reply),
         }
     }
 
     fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
         match self.0.inode(ino) {
-            Inode::Node(_) => self.0.flush(req.into(), fh, reply),
+            Inode::Node(_) => self.0.flush(self.caller(req), fh, reply),
             Inode::Virtual(_) => reply.ok(),
         }
     }
@@ -345,7 +357,7 @@ impl Filesystem for Requests {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.0.readdirplus(req.into(), ino, offset, reply);
+        self.0.readdirplus(self.caller(req), ino, offset, reply);
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -367,22 +379,22 @@ impl Filesystem for Requests {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let who = req.into();
+        let who = self.caller(req);
         self.change_node([name.as_bytes(), value], reply, move |fs, [name, value]| {
             fs.setxattr(who, ino, name, value, flags)
         });
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.0.getxattr(req.into(), ino, name.as_bytes(), size, reply);
+        self.0.getxattr(self.caller(req), ino, name.as_bytes(), size, reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.0.listxattr(req.into(), ino, size, reply);
+        self.0.listxattr(self.caller(req), ino, size, reply);
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let who = req.into();
+        let who = self.caller(req);
         self.change_node([name.as_bytes()], reply, move |fs, [name]| fs.removexattr(who, ino, name));
     }
 
@@ -398,7 +410,7 @@ impl Filesystem for Requests {
         reply: ReplyIoctl,
     ) {
         match self.0.inode(ino) {
-            Inode::Virtual(v) if v.is_control() => self.0.ioctl(req.into(), v, cmd, in_data, reply),
+            Inode::Virtual(v) if v.is_control() => self.0.ioctl(self.caller(req), v, cmd, in_data, reply),
             _ => reply.error(Errno::ENOTTY),
         }
     }

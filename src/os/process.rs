@@ -1,6 +1,10 @@
-//! Questions about the processes that call: is this thread of that process, and how did it end.
+//! Processes and processors. Of a process that calls: is this thread of it, and how did it end.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::path::PathBuf;
+
+use crate::error::{Error, Result};
 
 /// How a thread that closes a descriptor is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,18 +55,41 @@ pub fn fate(tid: u32) -> Fate {
     if tid == 0 || std::fs::read_link(format!("/proc/{tid}/exe")).is_ok() {
         return Fate::Ordinary;
     }
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{tid}/stat")) else {
-        return Fate::Ordinary;
-    };
-    // The program's name may hold anything; fields are counted from the last parenthesis. Field 3 is the first after it.
-    let Some((head, rest)) = stat.rsplit_once(')') else { return Fate::Ordinary };
-    let field =
-        |n: usize| rest.split_ascii_whitespace().nth(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-    let (flags, signal) = (field(9), (field(52) & 0x7f) as i32);
+    let Some(stat) = Stat::of(tid) else { return Fate::Ordinary };
+    let (flags, signal) = (stat.field(9).unwrap_or(0), (stat.field(52).unwrap_or(0) & 0x7f) as i32);
     if flags & PF_EXITING == 0 || signal == 0 {
         return Fate::Ordinary;
     }
-    Fate::Killed { signal, program: head.split_once('(').map_or("", |(_, name)| name).to_owned() }
+    Fate::Killed { signal, program: stat.program().to_owned() }
+}
+
+/// What /proc tells of a thread in one line.
+struct Stat(String);
+
+impl Stat {
+    fn of(tid: u32) -> Option<Stat> {
+        std::fs::read_to_string(format!("/proc/{tid}/stat")).ok().map(Stat)
+    }
+
+    /// A number, by its place in proc(5). The program's name may hold anything: the third field is the first after its
+    /// last parenthesis.
+    fn field(&self, n: usize) -> Option<u64> {
+        self.0.rsplit_once(')')?.1.split_ascii_whitespace().nth(n.checked_sub(3)?)?.parse().ok()
+    }
+
+    fn program(&self) -> &str {
+        self.0.rsplit_once(')').and_then(|(head, _)| head.split_once('(')).map_or("", |(_, name)| name)
+    }
+}
+
+/// Where Linux takes the longest wake that somebody can bear, in microseconds, for as long as the file is open.
+const WAKE_LATENCY: &str = "/dev/cpu_dma_latency";
+
+/// Keeps idle processors from sleeping for as long as the file is held.
+pub fn keep_processors_awake() -> Result<File> {
+    let open = OpenOptions::new().write(true).open(WAKE_LATENCY);
+    let hold = open.and_then(|mut file| file.write_all(&0_i32.to_ne_bytes()).map(|()| file));
+    hold.map_err(|e| Error::os(format!("cannot keep processors awake through {WAKE_LATENCY}"), e))
 }
 
 /// The name of a thread's program, as far as /proc tells.
@@ -82,10 +109,7 @@ pub fn groups(tid: u32) -> Option<Vec<u32>> {
 pub fn descends_from(tid: u32, ancestor: u32) -> bool {
     let mut at = tid;
     for _ in 0..8 {
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{at}/stat")) else { return false };
-        let parent =
-            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(1)?.parse().ok());
-        match parent {
+        match Stat::of(at).and_then(|stat| stat.field(4)).and_then(|parent| u32::try_from(parent).ok()) {
             None | Some(0) => return false,
             Some(parent) if same_process(ancestor, parent) => return true,
             Some(parent) => at = parent,
