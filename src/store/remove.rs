@@ -8,7 +8,7 @@
 //! | `removal.fence` | close the fences of the scope | no new mutation; what was admitted and not committed is stale |
 //! | `removal.drain` | wait for the leases in progress | every commit of an older epoch has happened |
 //! | `removal.hide` | names leave the index, kernels forget, values being written are given up | ENOENT, whatever the disk does |
-//! | `removal.trash` | rename the epoch directories into `.trash` | no older path exists to commit to |
+//! | `removal.trash` | rename the epoch directories into `.trash` (on a full disk: delete them where they are) | no older path exists to commit to |
 //! | `removal.delete` | delete what is in the trash, record by record | (a logical removal leaves this for later) |
 //! | `removal.verify` | look again: trash, staging, names | physically and internally empty |
 //! | `removal.sync` | syncfs | stays deleted when power is lost |
@@ -106,12 +106,10 @@ impl Store {
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
         self.hide_scope(&homes, *generation)?;
-        self.trash_scope(scope, *generation)?;
+        self.trash_scope(scope, *generation, &deleted)?;
         self.clear_attached(scope, &deleted)?;
         if *mode == Mode::Physical {
-            for trashed in self.trash_of(scope, *generation)? {
-                self.delete_trashed(&trashed, &deleted)?;
-            }
+            self.delete_trash_of(scope, *generation, &deleted)?;
             *self.proven.lock() = Arc::default();
         }
         step!("removal.verify");
@@ -120,7 +118,14 @@ impl Store {
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
         self.sync_attached()?;
-        homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
+        match self.new_epochs(&homes, *generation) {
+            Err(e) if e.is_full_disk() => {
+                // What a logical removal leaves for later is in the way now.
+                self.delete_trash_of(scope, *generation, &deleted)?;
+                self.new_epochs(&homes, *generation)?;
+            }
+            done => done?,
+        }
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
         let mut index = self.index.lock();
@@ -157,7 +162,7 @@ impl Store {
     }
 
     /// Renames every older epoch directory of the scope into the trash, whether the index knows its tenant or not.
-    fn trash_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
+    fn trash_scope(&self, scope: &Scope, generation: Generation, deleted: &AtomicU64) -> Result<()> {
         for entry in self.tenants_dir.entries()? {
             let Ok(tenant) = Tenant::new(&entry.name) else { continue };
             if entry.kind != EntryType::Dir || !scope.includes_tenant(&tenant) {
@@ -168,7 +173,7 @@ impl Store {
             for entry in top.entries().map_err(named)? {
                 match layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) {
                     Some(epoch) if epoch < generation.into() => {
-                        self.move_to_trash(&top, &tenant, epoch, generation)?;
+                        self.take_epoch(&top, &tenant, epoch, generation, deleted)?;
                     }
                     Some(_) => {}
                     None => self.keep_beside_epochs(&top, &tenant, &entry.name)?,
@@ -269,6 +274,14 @@ impl Store {
         Ok(())
     }
 
+    fn delete_trash_of(&self, scope: &Scope, generation: Generation, deleted: &AtomicU64) -> Result<()> {
+        self.trash_of(scope, generation)?.iter().try_for_each(|trashed| self.delete_trashed(trashed, deleted))
+    }
+
+    fn new_epochs(&self, homes: &[Arc<Home>], generation: Generation) -> Result<()> {
+        homes.iter().try_for_each(|home| self.new_epoch(home, generation))
+    }
+
     /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
     fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
         step!("removal.epoch");
@@ -278,7 +291,10 @@ impl Store {
         }
         let shown = format!("{}/{}/{}/{epoch}", layout::DATA, layout::TENANTS, home.tenant);
         let top = self.ensure_top(home).map_err(|e| e.context(&shown))?;
-        let dir = top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| e.context(&shown))?;
+        let dir = top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| {
+            let advice = if e.is_full_disk() { " (the disk is full: make some room on it)" } else { "" };
+            e.context(format!("{shown}{advice}"))
+        })?;
         step!("removal.epoch.sync");
         top.sync().map_err(|e| e.context(&shown))?;
         let next = Home {

@@ -174,13 +174,51 @@ impl Store {
     }
 
     /// Takes an epoch directory from a tenant. Afterwards no path leads to it.
-    pub(super) fn move_to_trash(
+    ///
+    /// The trash may need a block for its directory, and a removal is what people ask for when there is none: then the
+    /// records are deleted where they stand, which needs nothing. Their scope is closed, drained and hidden as it is.
+    pub(super) fn take_epoch(
         &self,
         top: &Dir,
         tenant: &Tenant,
         epoch: Epoch,
         generation: Generation,
+        deleted: &AtomicU64,
     ) -> Result<()> {
+        match self.move_to_trash(top, tenant, epoch, generation) {
+            Err(e) if e.is_full_disk() => {
+                log::info!("data/t/{tenant}/{epoch} is deleted where it is; the trash has no room: {e}");
+                self.turn_epoch(top, tenant, epoch, generation.into(), deleted)
+            }
+            done => done,
+        }
+    }
+
+    /// Deletes what is in an epoch directory of a closed tenant and makes it the one of the next epoch, for which a full
+    /// disk may have no block: not even the one that this directory would give back.
+    pub(super) fn turn_epoch(
+        &self,
+        top: &Dir,
+        tenant: &Tenant,
+        epoch: Epoch,
+        next: Epoch,
+        deleted: &AtomicU64,
+    ) -> Result<()> {
+        let (shown, name) =
+            (format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS), epoch.to_string());
+        let Some(dir) = top.open_dir_if_any(&name)? else { return Ok(()) };
+        self.delete_within(&dir, tenant, &shown, deleted)?;
+        if !dir.entries()?.is_empty() {
+            return Err(Error::new(Kind::NotEmpty, format!("something came into {shown} during its removal")));
+        }
+        let turned = match top.rename(&name, top, next.to_string(), RenameHow::NoReplace) {
+            Err(e) if e.kind() == Kind::Exists => top.rmdir(&name).map(drop),
+            done => done,
+        };
+        turned.map_err(|e| e.context(&shown))
+    }
+
+    fn move_to_trash(&self, top: &Dir, tenant: &Tenant, epoch: Epoch, generation: Generation) -> Result<()> {
         step!("removal.trash");
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
         let moved = || {
@@ -215,15 +253,20 @@ impl Store {
     pub(super) fn delete_trashed(&self, trashed: &Trashed, deleted: &AtomicU64) -> Result<()> {
         let Some((above, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
-        let proven = Arc::clone(&self.proven.lock());
-        let delete = Delete { store: self, tenant: &trashed.tenant, proven, deleted };
-        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(&self.walkers(), &delete)?;
+        self.delete_within(&dir, &trashed.tenant, &shown, deleted)?;
         above.rmdir(&trashed.name).map_err(|e| e.context(&shown))?;
         // Another tenant's directory, or a stranger, may be there still.
         match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
         }
+    }
+
+    /// Deletes what is proven in an epoch directory, wherever it stands, and sets strangers aside.
+    fn delete_within(&self, dir: &Dir, tenant: &Tenant, shown: &str, deleted: &AtomicU64) -> Result<()> {
+        let proven = Arc::clone(&self.proven.lock());
+        let delete = Delete { store: self, tenant, proven, deleted };
+        EpochDir { dir, tenant, shown }.walk(&self.walkers(), &delete)
     }
 
     /// Directories of generations that attempts have left behind without anything in them.
