@@ -100,6 +100,24 @@ impl Store {
     /// Whatever the disk says, with the path; the scope stays closed and counted. [`Kind::Busy`] when the store is
     /// being closed.
     pub fn remove(&self, removal: &Removal) -> Result<()> {
+        self.attempt(removal).map_err(|e| self.with_advice(e))
+    }
+
+    /// What a person can do about a disk that permits no deletion: root is refused by an attribute of the file or of its
+    /// directory alone.
+    fn with_advice(&self, e: Error) -> Error {
+        if e.errno() != libc::EPERM {
+            return e;
+        }
+        let advice = format!(
+            "in the store {}; lsattr -a shows whether it or its directory is immutable or append-only, chattr -i -a takes \
+             that away; it is tried again by itself, at once by fencefs retry",
+            self.root.path.display()
+        );
+        Error::new(e.kind(), format!("{e} ({advice})"))
+    }
+
+    fn attempt(&self, removal: &Removal) -> Result<()> {
         let Removal { scope, generation, mode } = removal;
         step!("removal.fence");
         let (homes, deleted) = self.close_scope(scope, *generation);
@@ -363,7 +381,7 @@ impl Store {
         let mut trash = self.list_trash()?;
         trash.retain(|t| self.scopes.lock().epoch_of(&t.tenant).is_none());
         for trashed in &trash {
-            self.delete_trashed(trashed, &AtomicU64::new(0))?;
+            self.delete_trashed(trashed, &AtomicU64::new(0)).map_err(|e| self.with_advice(e))?;
         }
         self.settle_trash();
         Ok(!trash.is_empty())

@@ -209,7 +209,10 @@ impl Store {
         let Some(dir) = top.open_dir_if_any(&name)? else { return Ok(()) };
         self.delete_within(&dir, tenant, &shown, deleted)?;
         if !dir.entries()?.is_empty() {
-            return Err(Error::new(Kind::NotEmpty, format!("something came into {shown} during its removal")));
+            return Err(Error::new(
+                Kind::NotEmpty,
+                format!("something came into {shown} during its removal"),
+            ));
         }
         let turned = match top.rename(&name, top, next.to_string(), RenameHow::NoReplace) {
             Err(e) if e.kind() == Kind::Exists => top.rmdir(&name).map(drop),

@@ -239,6 +239,11 @@ fn a_record_that_cannot_be_deleted_is_named() {
     let name = rig.bench.record(b"stubborn").file_name().unwrap().to_string_lossy().into_owned();
     let at = e.to_string();
     assert!(at.contains("data/.trash/1/default@0.") && at.contains(&name), "{at}");
+    let root = rig.bench.root().display().to_string();
+    for advice in [root.as_str(), "lsattr", "chattr -i", "fencefs retry"] {
+        assert!(at.contains(advice), "{at}");
+    }
+    assert_eq!(e.errno(), libc::EPERM);
     let trashed = find(&rig.bench.root().join("data/.trash"), &name);
     assert!(Command::new("chattr").arg("-i").arg(trashed).status().unwrap().success());
     rig.bench.remove(&removal).unwrap();
