@@ -57,7 +57,7 @@ fn metrics_are_served_by_http() {
         stream.read_to_string(&mut text).map(|_| text)
     };
     each_with(
-        |b| b.arg("--coordinator").arg("local").arg("--metrics-listen").arg(&address.to_string()),
+        |b| b.arg("--coordinator").arg("local").arg("--metrics-listen").arg(address.to_string()),
         |m| {
             m.shell("echo v > $M/k; cat $M/k").ok();
             let text = ask().unwrap();
