@@ -127,7 +127,9 @@ impl Store {
         self.trash_scope(scope, *generation, &deleted)?;
         self.clear_attached(scope, &deleted)?;
         if *mode == Mode::Physical {
-            self.delete_trash_of(scope, *generation, &deleted)?;
+            for trashed in self.trash_of(scope, *generation)? {
+                self.delete_trashed(&trashed, &deleted)?;
+            }
             *self.proven.lock() = Arc::default();
         }
         step!("removal.verify");
@@ -138,8 +140,11 @@ impl Store {
         self.sync_attached()?;
         match self.new_epochs(&homes, *generation) {
             Err(e) if e.is_full_disk() => {
-                // What a logical removal leaves for later is in the way now.
-                self.delete_trash_of(scope, *generation, &deleted)?;
+                // What a logical removal leaves for later serves now.
+                for home in &homes {
+                    let top = self.ensure_top(home)?;
+                    self.turn_trashed(&top, &home.tenant, (*generation).into(), &deleted)?;
+                }
                 self.new_epochs(&homes, *generation)?;
             }
             done => done?,
@@ -290,10 +295,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    fn delete_trash_of(&self, scope: &Scope, generation: Generation, deleted: &AtomicU64) -> Result<()> {
-        self.trash_of(scope, generation)?.iter().try_for_each(|trashed| self.delete_trashed(trashed, deleted))
     }
 
     fn new_epochs(&self, homes: &[Arc<Home>], generation: Generation) -> Result<()> {

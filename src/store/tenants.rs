@@ -140,7 +140,8 @@ impl Store {
         log::info!("the disk is full: what is to be removed of tenant {tenant} is deleted before the mount");
         let older = top.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir);
         let mut older = older.filter_map(|e| layout::parse_epoch(&e.name)).filter(|found| *found < epoch);
-        older.try_for_each(|found| self.turn_epoch(top, tenant, found, epoch, &AtomicU64::new(0)))
+        older.try_for_each(|found| self.turn_epoch(top, tenant, found, epoch, &AtomicU64::new(0)))?;
+        self.turn_trashed(top, tenant, epoch, &AtomicU64::new(0))
     }
 
     /// What to think of the epoch directories beside the one that counts. Older ones are garbage: a removal that is

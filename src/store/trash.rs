@@ -68,6 +68,17 @@ pub(super) fn list(trash: &Dir, stranger: &mut dyn FnMut(String)) -> Result<Vec<
     Ok(found)
 }
 
+/// Renames the emptied directory `dir`, which is `name` of `above`, to an epoch's; where that is there, removes it.
+fn turn((above, name): (&Dir, &str), dir: &Dir, top: &Dir, next: Epoch) -> Result<()> {
+    if !dir.entries()?.is_empty() {
+        return Err(Error::new(Kind::NotEmpty, "something came into it during its removal"));
+    }
+    match above.rename(name, top, next.to_string(), RenameHow::NoReplace) {
+        Err(e) if e.kind() == Kind::Exists => above.rmdir(name).map(drop),
+        done => done,
+    }
+}
+
 /// Deletes what is proven, keeps what is not.
 struct Delete<'a> {
     store: &'a Store,
@@ -185,13 +196,13 @@ impl Store {
         generation: Generation,
         deleted: &AtomicU64,
     ) -> Result<()> {
-        match self.move_to_trash(top, tenant, epoch, generation) {
-            Err(e) if e.is_full_disk() => {
-                log::info!("data/t/{tenant}/{epoch} is deleted where it is; the trash has no room: {e}");
-                self.turn_epoch(top, tenant, epoch, generation.into(), deleted)
+        if !self.disk_is_full() {
+            match self.move_to_trash(top, tenant, epoch, generation) {
+                Err(e) if e.is_full_disk() => log::info!("the trash has no room: {e}"),
+                done => return done,
             }
-            done => done,
         }
+        self.turn_epoch(top, tenant, epoch, generation.into(), deleted)
     }
 
     /// Deletes what is in an epoch directory of a closed tenant and makes it the one of the next epoch, for which a full
@@ -204,21 +215,31 @@ impl Store {
         next: Epoch,
         deleted: &AtomicU64,
     ) -> Result<()> {
-        let (shown, name) =
-            (format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS), epoch.to_string());
-        let Some(dir) = top.open_dir_if_any(&name)? else { return Ok(()) };
+        let shown = format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS);
+        let Some(dir) = top.open_dir_if_any(epoch.to_string())? else { return Ok(()) };
+        log::info!("{shown} is deleted where it is: the disk is full");
         self.delete_within(&dir, tenant, &shown, deleted)?;
-        if !dir.entries()?.is_empty() {
-            return Err(Error::new(
-                Kind::NotEmpty,
-                format!("something came into {shown} during its removal"),
-            ));
+        turn((top, &epoch.to_string()), &dir, top, next).map_err(|e| e.context(&shown))
+    }
+
+    /// The same with what a closed tenant has in the trash, from before the disk was full.
+    pub(super) fn turn_trashed(
+        &self,
+        top: &Dir,
+        tenant: &Tenant,
+        next: Epoch,
+        deleted: &AtomicU64,
+    ) -> Result<()> {
+        let mut trash = self.list_trash()?;
+        trash.retain(|t| t.tenant == *tenant && t.epoch < next);
+        for trashed in trash {
+            let Some((above, dir)) = self.open_trashed(&trashed)? else { continue };
+            let shown = trashed.shown();
+            self.delete_within(&dir, tenant, &shown, deleted)?;
+            turn((&above, &trashed.name), &dir, top, next).map_err(|e| e.context(&shown))?;
         }
-        let turned = match top.rename(&name, top, next.to_string(), RenameHow::NoReplace) {
-            Err(e) if e.kind() == Kind::Exists => top.rmdir(&name).map(drop),
-            done => done,
-        };
-        turned.map_err(|e| e.context(&shown))
+        self.drop_empty_generations();
+        Ok(())
     }
 
     fn move_to_trash(&self, top: &Dir, tenant: &Tenant, epoch: Epoch, generation: Generation) -> Result<()> {
