@@ -1,16 +1,18 @@
 //! The commands: exit codes, what they print, and that a shell can use them.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{BINARY, Builder, can_mount, fencefs, run};
+use crate::harness::{BINARY, Builder, can_mount, each_with, fencefs, run};
 
 #[test]
 fn help_and_usage() {
     let help = fencefs(["--help"]).ok();
-    for command in ["mount", "umount", "status", "quota", "pin", "unpin", "path"] {
+    for command in ["mount", "umount", "status", "quota", "pin", "unpin", "path", "retry"] {
         assert!(help.contains(command), "{command}");
         assert!(!fencefs([command, "--help"]).ok().is_empty());
     }
@@ -42,6 +44,40 @@ fn failures_are_one_line_and_exit_1() {
         assert_eq!((code, text.trim_end().lines().count()), (1, 1), "{text}");
         assert!(text.starts_with("fencefs: "), "{text}");
     }
+}
+
+#[test]
+fn metrics_are_served_by_http() {
+    // Given back at once: another process would have to ask for a port just then.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map(|_| text)
+    };
+    each_with(
+        |b| b.arg("--coordinator").arg("local").arg("--metrics-listen").arg(address.to_string()),
+        |m| {
+            m.shell("echo v > $M/k; cat $M/k").ok();
+            let text = ask().unwrap();
+            assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+            let (_, page) = text.split_once("\r\n\r\n").unwrap();
+            let names = |text: &str| -> Vec<String> {
+                text.lines().filter(|l| l.starts_with("# TYPE ")).map(str::to_owned).collect()
+            };
+            assert_eq!(names(page), names(&fs::read_to_string(m.mnt.join(".fencefs/metrics")).unwrap()));
+            assert!(page.contains("\nfencefs_keys 1\n"), "{page}");
+            let (store, other) = (m.store.with_extension("other"), m.mnt.with_extension("other"));
+            fs::create_dir(&other).unwrap();
+            let args = ["--metrics-listen", &address.to_string()].map(ToOwned::to_owned);
+            let paths = [&store, &other].map(|p| p.to_string_lossy().into_owned());
+            let (code, text) = fencefs(["mount".to_owned()].into_iter().chain(paths).chain(args)).failed();
+            assert!(code == 1 && text.contains("another process has that port"), "{text}");
+            assert!(!store.exists(), "nothing was made: {text}");
+        },
+    );
+    assert!(ask().is_err(), "the port is given back");
 }
 
 #[test]

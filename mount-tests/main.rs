@@ -31,6 +31,7 @@ mod removal_control;
 mod removal_crash;
 #[cfg(feature = "failpoints")]
 mod removal_failure;
+mod removal_full_disk;
 mod removal_interfaces;
 mod removal_restart;
 mod removal_scope;

@@ -181,14 +181,24 @@ fn the_command_fails_while_the_removal_does() {
         assert_eq!(code, 1, "{text}");
         assert!(begun.elapsed() >= Duration::from_secs(2), "a failed attempt is not the end: {text}");
         assert!(text.contains("an attempt failed and will be repeated: data/"), "{text}");
-        assert!(text.contains("not complete after 2s"), "{text}");
+        for advice in
+            ["lsattr", "chattr -i", "request 1 is durable, and not complete after 2s", "fencefs retry"]
+        {
+            assert!(text.contains(advice), "{advice}: {text}");
+        }
         let listed = requests(m);
         assert_eq!(listed.len(), 1);
         assert_ne!(listed[0]["state"], "complete");
         stuck.release();
-        Control::open(m).ask("retry");
+        assert!(fencefs(["retry", &mnt]).ok().contains("attempted again now"));
         wait_complete(m, &format!("generation={}", generation(&listed[0])));
         assert_empty(m, "a");
+        let said = fencefs(["retry", &mnt, "--generation", "1"]).ok();
+        assert_eq!(said, "generation 1, tenant a: complete\n");
+        let json: Value = serde_json::from_str(&fencefs(["retry", &mnt, "--json"]).ok()).unwrap();
+        assert_eq!(json["ok"], true);
+        let (code, text) = fencefs(["retry", &mnt, "--generation", "9"]).failed();
+        assert!(code == 1 && text.contains("generation 9 was never given"), "{text}");
     });
 }
 

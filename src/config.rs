@@ -126,6 +126,18 @@ impl FromStr for Passthrough {
     }
 }
 
+/// Who keeps the removal requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coordinator {
+    /// The store's own ledger.
+    Local,
+}
+
+impl Coordinator {
+    /// Every choice, by the name that a person types.
+    pub const NAMES: [(&'static str, Self); 1] = [("local", Self::Local)];
+}
+
 /// A Mooncake directory that is served in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachLegacy {
@@ -320,6 +332,12 @@ pub mod limits {
     pub const DROPPED_AT_ONCE: usize = 16;
     /// Tokens that a storage may have offered without an answer.
     pub const OPEN_TOKENS: usize = 64;
+    /// Longest request for metrics.
+    pub const SCRAPE_BYTES: usize = 8 << 10;
+    /// How long one may take to ask for metrics, and to take the answer.
+    pub const SCRAPE_WAIT: Duration = Duration::from_secs(2);
+    /// Pause after a connection for metrics could not be accepted.
+    pub const SCRAPE_RETRY: Duration = Duration::from_millis(100);
     /// What the ledger caches of its file.
     pub const LEDGER_CACHE_BYTES: usize = 8 << 20;
 }

@@ -123,6 +123,11 @@ impl Error {
         }
     }
 
+    /// Whether a disk, or the daemon's quota on it, has no room left for what was being done.
+    pub fn is_full_disk(&self) -> bool {
+        matches!(self.kind, Kind::NoSpace | Kind::Io(libc::EDQUOT))
+    }
+
     /// The exit status of a command that it ends.
     pub fn exit_status(&self) -> u8 {
         match self.kind {

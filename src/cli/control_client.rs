@@ -75,7 +75,7 @@ fn reply(file: &mut BufReader<File>) -> Result<Reply> {
 }
 
 impl Reply {
-    fn parse(line: &str) -> Result<Self> {
+    pub(super) fn parse(line: &str) -> Result<Self> {
         match serde_json::from_str(line) {
             Ok(Value::Object(object)) => Ok(Reply { object }),
             _ => Err(Error::new(

@@ -32,6 +32,7 @@ mod progress;
 mod quota;
 mod remove_all;
 mod requests;
+mod retry;
 mod status;
 mod umount;
 
@@ -50,6 +51,7 @@ enum Command {
     Status(status::StatusArgs),
     RemoveAll(remove_all::RemoveAllArgs),
     Requests(requests::RequestsArgs),
+    Retry(retry::RetryArgs),
     Quota(quota::QuotaArgs),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
@@ -133,6 +135,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Status(args) => status::run(&args),
         Command::RemoveAll(args) => remove_all::run(&args),
         Command::Requests(args) => requests::run(&args),
+        Command::Retry(args) => retry::run(&args),
         Command::Quota(args) => quota::run(&args),
         Command::Pin(args) => pin::run(&args.files, true),
         Command::Unpin(args) => pin::run(&args.files, false),
@@ -199,7 +202,10 @@ mod tests {
             &["mount", "/s", "/m", "--legacy-fsdir", "records"],
             &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a"],
             &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a=b", "--map-tenant", "a=c"],
-            &["mount", "/s", "/m", "--coordinator", "local"],
+            &["mount", "/s", "/m", "--coordinator", "remote"],
+            &["mount", "/s", "/m", "--coordinator", "etcd://h:2379/p"],
+            &["mount", "/s", "/m", "--metrics-listen", "9100"],
+            &["mount", "/s", "/m", "--metrics-listen", "localhost:9100"],
             &["mount", "/s", "/m", "-o", "bogus"],
             &["mount", "/s", "/m", "-o", "size"],
             &["mount", "/s", "/m", "-o", "size=10G,ready-pipe"],
@@ -213,6 +219,8 @@ mod tests {
             &["remove-all", "/m", "--global", "--logical"],
             &["remove-all", "/m", "--tenant", "../a"],
             &["remove-all", "/m", "--tenant", "a", "--timeout", "5"],
+            &["retry"],
+            &["retry", "/m", "--generation", "0"],
             &["forget", "/m"],
             &["forget", "/m", "--storage", "it"],
             &["path", "/s", "key"],
@@ -238,7 +246,7 @@ mod tests {
             "/s",
             "/m",
             "-o",
-            "rw,nofail,_netdev,x-systemd.automount,comment=x,size=10G,evict=lru,tenant=a",
+            "rw,nofail,_netdev,x-systemd.automount,comment=x,size=10G,evict=lru,tenant=a,coordinator=local",
             "-o",
             "file-mode=0640,dir_mode=0750,allow_other,fence_wait=2s,nosuid,ro,noatime,user",
         ]);

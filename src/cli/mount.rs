@@ -17,6 +17,8 @@ use super::mountpoint::{self, Place};
 use super::{guard, mountinfo, progress};
 use crate::config::{AttachLegacy, StoreSettings};
 use crate::control::removals::Removals;
+use crate::control::report;
+use crate::control::scrape::Listener;
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{Mount, Stopper};
 
@@ -53,6 +55,8 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
     // By a path from here, before the daemon goes elsewhere.
     let attach = args.attach(&place.mountpoint)?;
+    // Before the store is touched: a port that is taken is found out at once.
+    let metrics = args.metrics_listen.map(Listener::bind).transpose()?;
     raise_file_limit();
     // Modes are the callers' own: the kernel hands their umask along.
     rustix::process::umask(rustix::fs::Mode::empty());
@@ -66,7 +70,7 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
         }
     };
     let in_background = ready.is_some();
-    let served = mount_and_run(&place, args, &removals, ready, log_file, in_background);
+    let served = mount_and_run(&place, args, &removals, metrics, ready, log_file, in_background);
     let closed = removals.close();
     served.and(closed)
 }
@@ -75,6 +79,7 @@ fn mount_and_run(
     place: &Place,
     args: &MountArgs,
     removals: &Arc<Removals>,
+    metrics: Option<Listener>,
     ready: Option<&mut Ready>,
     log_file: Option<File>,
     in_background: bool,
@@ -86,18 +91,20 @@ fn mount_and_run(
     let settings = args.mount_settings(is_root());
     let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings)?;
     guard::start(&place.mountpoint);
+    let (removals, facts) = (Arc::clone(removals), mount.facts());
+    let scrapes = metrics.map(|m| m.serve(move || report::metrics(&removals, facts))).transpose();
     let end = mount.stopper();
     let ending = end.clone();
-    let stopper = std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || stop_on_signal(signals, &ending, in_background))
-        .map_err(|e| Error::os("cannot start the signal thread", e))
-        .and_then(|thread| match ready {
-            Some(ready) => ready.live(log_file).map(|()| thread),
-            None => Ok(thread),
-        });
-    let stopper = match stopper {
-        Ok(thread) => thread,
+    let running = scrapes.and_then(|scrapes| {
+        let stopper = std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || stop_on_signal(signals, &ending, in_background))
+            .map_err(|e| Error::os("cannot start the signal thread", e))?;
+        ready.map_or(Ok(()), |ready| ready.live(log_file))?;
+        Ok((stopper, scrapes))
+    });
+    let (stopper, scrapes) = match running {
+        Ok(running) => running,
         Err(e) => {
             end.stop();
             mount.run()?;
@@ -105,6 +112,7 @@ fn mount_and_run(
         }
     };
     let served = mount.run();
+    drop(scrapes);
     handle.close();
     if stopper.join().is_err() {
         log::error!("the signal thread panicked");

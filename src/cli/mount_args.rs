@@ -1,6 +1,7 @@
 //! The arguments of `fencefs mount`, and the settings that they make.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +12,8 @@ use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
 use crate::config::{
-    self, AttachLegacy, Checksum, Durability, EvictOptions, MountSettings, Passthrough, PolicyName, Quota,
-    StoreSettings,
+    self, AttachLegacy, Checksum, Coordinator, Durability, EvictOptions, MountSettings, Passthrough,
+    PolicyName, Quota, StoreSettings,
 };
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy;
@@ -70,7 +71,11 @@ pub(super) struct MountArgs {
     /// Let processors sleep between requests: saves power, and costs time where waking one takes long
     #[arg(long, help_heading = BEHAVIOUR)]
     no_keep_awake: bool,
-    /// Serve a Mooncake file-per-key directory in place; keys move into the store as they are rewritten
+    /// Who keeps the removal requests; this version knows the store itself
+    #[arg(long, value_name = "WHO", value_parser = named(&Coordinator::NAMES), default_value = "local", help_heading = BEHAVIOUR)]
+    coordinator: Coordinator,
+    /// Serve a Mooncake file-per-key directory in place: DIR, or DIR/file_per_key_dir itself; keys move into the store as they
+    /// are rewritten
     #[arg(long, value_name = "DIR", help_heading = LEGACY)]
     attach_legacy: Option<PathBuf>,
     /// The directory of records in it [default: file_per_key_dir]
@@ -113,6 +118,10 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "FILE", help_heading = LOGGING)]
     pub(super) log_file: Option<PathBuf>,
 
+    /// Serve the metrics by HTTP at this address and port, to whoever reaches it: http://127.0.0.1:PORT/metrics
+    #[arg(long, value_name = "ADDRESS:PORT", help_heading = LOGGING)]
+    pub(super) metrics_listen: Option<SocketAddr>,
+
     #[arg(skip)]
     kernel_options: Vec<String>,
 }
@@ -145,7 +154,7 @@ const QUOTA: &str = "Quota and eviction";
 const BEHAVIOUR: &str = "Behaviour";
 const ACCESS: &str = "Access";
 const LEGACY: &str = "Legacy directory";
-const LOGGING: &str = "Logging";
+const LOGGING: &str = "Logging and metrics";
 
 const AFTER_HELP: &str = "\
 Sizes: 100G and 100GiB count in 1024, 100GB in 1000; a plain number is bytes.
@@ -191,6 +200,7 @@ impl MountArgs {
                 "--legacy-fsdir and --map-tenant say something of --attach-legacy, which is not there",
             ));
         }
+        let Coordinator::Local = self.coordinator;
         TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
         self.evict_options()?;
         self.quota.quota().map(drop)

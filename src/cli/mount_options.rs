@@ -154,7 +154,7 @@ mod tests {
         let e = expanded("max_keys=5,no_allow_other,log-file=/a b,comment=z,dirsync").unwrap();
         assert_eq!(e.long_options, ["--max-keys=5", "--no-allow-other", "--log-file=/a b"]);
         assert_eq!(e.kernel_options, ["dirsync"]);
-        for bad in ["bogus", "quota=1G", "f", "foreground", "ready_pipe", "x", "ro=1", "coordinator=x", "=5"]
+        for bad in ["bogus", "quota=1G", "f", "foreground", "ready_pipe", "x", "ro=1", "coordinated=x", "=5"]
         {
             assert!(expanded(bad).is_err(), "{bad}");
         }

@@ -78,12 +78,20 @@ pub(super) fn run(args: &RemoveAllArgs) -> Result<ExitCode> {
     if args.no_wait || state(&last) == "complete" {
         return Ok(ExitCode::SUCCESS);
     }
-    let waited = if args.timeout.is_zero() { String::new() } else { format!(" after {:?}", args.timeout) };
-    complain(&format!(
-        "not complete{waited}; it goes on by itself (fencefs requests {})",
-        args.mountpoint.display()
-    ));
+    complain(&unfinished(&last, args));
     Ok(ExitCode::FAILURE)
+}
+
+/// What stays true of a request that this command no longer waits for.
+fn unfinished(last: &Reply, args: &RemoveAllArgs) -> String {
+    let waited = if args.timeout.is_zero() { String::new() } else { format!(" after {:?}", args.timeout) };
+    let generation = last.get("generation").map_or(Value::Null, Clone::clone);
+    let id = last.get("id").and_then(Value::as_str).map_or(String::new(), |id| format!(" (id {id})"));
+    let at = args.mountpoint.display();
+    format!(
+        "request {generation}{id} is durable, and not complete{waited}; it goes on by itself, also after a restart: fencefs \
+         requests {at} shows how far it is and what keeps it, fencefs retry {at} ends the pause after a failure"
+    )
 }
 
 /// The daemon died, or stopped answering, after it had accepted the request.
@@ -179,6 +187,24 @@ mod tests {
             timeout: Duration::ZERO,
             json: false,
         }
+    }
+
+    #[test]
+    fn who_gives_up_waiting_is_told_what_becomes_of_the_request() {
+        let args = RemoveAllArgs {
+            mountpoint: "/mnt/cache".into(),
+            timeout: Duration::from_secs(2),
+            ..args(Some("x"), Some("a"), false)
+        };
+        let last = |text: &str| Reply::parse(text).unwrap();
+        let said = unfinished(&last(r#"{"ok":true,"generation":7,"id":"x","state":"removing"}"#), &args);
+        assert!(said.starts_with("request 7 (id x) is durable, and not complete after 2s"), "{said}");
+        assert!(
+            said.contains("fencefs requests /mnt/cache") && said.contains("fencefs retry /mnt/cache"),
+            "{said}"
+        );
+        let said = unfinished(&last(r#"{"ok":true,"generation":7,"id":null,"state":"failed"}"#), &args);
+        assert!(said.starts_with("request 7 is durable"), "{said}");
     }
 
     #[test]

@@ -10,3 +10,4 @@ pub mod permission;
 pub mod removals;
 pub mod reply;
 pub mod report;
+pub mod scrape;

@@ -15,6 +15,7 @@ use super::requests::Requests;
 use super::{Fs, events, opens, replies, work};
 use crate::config::{MountSettings, Passthrough};
 use crate::control::removals::Removals;
+use crate::control::report::MountFacts;
 use crate::error::{Error, Kind, Result};
 use crate::store::{ROOT, Store};
 
@@ -99,6 +100,11 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
 }
 
 impl Mount {
+    /// What the mount alone knows of itself.
+    pub fn facts(&self) -> MountFacts {
+        self.fs.facts()
+    }
+
     /// Mounts a store at `mountpoint`; live when this returns.
     pub fn new(removals: Arc<Removals>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
         let store = Arc::clone(removals.store());

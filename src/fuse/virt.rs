@@ -211,7 +211,7 @@ impl Fs {
         Ok(text)
     }
 
-    fn facts(&self) -> MountFacts {
+    pub(super) fn facts(&self) -> MountFacts {
         MountFacts { passthrough: self.is_passthrough() }
     }
 

@@ -1,4 +1,8 @@
 //! The ledger's file as redb sees it.
+//!
+//! A removal is what people ask for when the disk is full. So the file owns blocks beyond its end, as much again as it
+//! holds, which is what redb next grows it by: they are its own whatever else fills the disk, and nothing has to be
+//! given up and won back. Nobody sees them but du; a copy of the file does without, until it is opened.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -6,6 +10,7 @@ use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 #[cfg(test)]
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redb::{BackendError, StorageBackend};
 use rustix::fs::{Advice, FallocateFlags};
@@ -14,10 +19,12 @@ use rustix::io::Errno;
 use super::newest::{HEADER_BYTES, follow_newest};
 use crate::error::Result;
 
-/// An open file. Its space is reserved when it grows, so that a commit on a full disk has room for what it overwrites.
+/// An open file. Its space is reserved before it grows, so that a commit on a full disk has room for what it writes.
 #[derive(Debug)]
 pub(super) struct Backend {
     file: File,
+    /// Whether the room for the next growth could not be had, and is to be tried for again.
+    is_short: AtomicBool,
     #[cfg(test)]
     pub(super) faults: Arc<super::tests::Faults>,
 }
@@ -28,11 +35,33 @@ impl Backend {
         if let Err(errno) = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed) {
             log::debug!("the page cache of the ledger's file stays: {errno}");
         }
-        Backend {
+        let backend = Backend {
             file,
+            is_short: AtomicBool::new(true),
             #[cfg(test)]
             faults: Arc::default(),
+        };
+        backend.keep_room();
+        backend
+    }
+
+    /// Has the next growth's blocks beyond the end of the file, if the disk has them now.
+    fn keep_room(&self) {
+        let is_short = match self.file.metadata().map(|found| found.len()) {
+            // It is being made: how long it will be is not known yet.
+            Ok(0) => false,
+            // A filesystem that reserves nothing is not asked again.
+            Ok(len) => self.reserve(len.saturating_mul(2)).is_err_and(|errno| errno != Errno::OPNOTSUPP),
+            Err(_) => true,
+        };
+        if self.is_short.swap(is_short, Ordering::Relaxed) != is_short {
+            log::debug!("room for the ledger's next growth is kept: {}", !is_short);
         }
+    }
+
+    /// Blocks up to `len`, which is not the file's length yet: what stops half-way leaves a length that redb knows.
+    fn reserve(&self, len: u64) -> Result<(), Errno> {
+        rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, len)
     }
 
     /// Where tests let one of the calls that change the file fail.
@@ -65,17 +94,22 @@ impl StorageBackend for Backend {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.changing()?;
         if len > self.len()? {
-            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-                Ok(()) => return Ok(()),
-                Err(Errno::OPNOTSUPP) => {}
+            match self.reserve(len) {
+                Ok(()) | Err(Errno::OPNOTSUPP) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        self.file.set_len(len)
+        self.file.set_len(len)?;
+        // Shrinking gave away what was kept.
+        self.keep_room();
+        Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
         self.changing()?;
+        if self.is_short.load(Ordering::Relaxed) {
+            self.keep_room();
+        }
         self.file.sync_data()
     }
 

@@ -90,7 +90,7 @@ impl Database {
             #[cfg(test)]
             faults: Arc::default(),
         };
-        database.with(|_| Ok(()))?;
+        database.with(|_| Ok(()), Ok)?;
         Ok(Arc::new(database))
     }
 
@@ -101,24 +101,21 @@ impl Database {
 
     /// Runs `work` over the state of this moment.
     pub(super) fn read<T>(&self, work: impl FnOnce(&ReadTransaction) -> Result<T>) -> Result<T> {
-        self.with(|database| work(&database.begin_read()?))
+        self.with(|database| database.begin_read().map_err(Into::into), |tx| work(&tx))
     }
 
     /// Runs `work` and commits what it changed, durably, in two phases; nothing of it where it fails. An error of
     /// the commit itself leaves open whether it happened.
     pub(super) fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Result<Outcome<T>>) -> Result<T> {
         self.require_in_place()?;
-        let value = self.with(|database| {
-            let tx = begin(database)?;
-            match work(&tx)? {
-                Outcome::Changed(value) => {
-                    tx.commit()?;
-                    Ok(value)
-                }
-                Outcome::Unchanged(value) => {
-                    tx.abort()?;
-                    Ok(value)
-                }
+        let value = self.with(begin, |tx| match work(&tx)? {
+            Outcome::Changed(value) => {
+                tx.commit()?;
+                Ok(value)
+            }
+            Outcome::Unchanged(value) => {
+                tx.abort()?;
+                Ok(value)
             }
         })?;
         // Again: it may have lost its name meanwhile, and an answer is a promise.
@@ -146,16 +143,43 @@ impl Database {
         ))
     }
 
-    fn with<T>(&self, work: impl FnOnce(&redb::Database) -> Result<T>) -> Result<T> {
+    /// Begins a transaction and runs `work` in it. Where it cannot begin for an error that another one met before, it
+    /// begins in the file that is opened anew.
+    fn with<X, T>(
+        &self,
+        begin: impl Fn(&redb::Database) -> Result<X>,
+        work: impl FnOnce(X) -> Result<T>,
+    ) -> Result<T> {
+        let mut work = Some(work);
+        let mut done = self.attempt(&begin, &mut work);
+        if work.is_some() && done.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Io(_))) {
+            done = self.attempt(&begin, &mut work);
+        }
+        done
+    }
+
+    fn attempt<X, T>(
+        &self,
+        begin: impl Fn(&redb::Database) -> Result<X>,
+        work: &mut Option<impl FnOnce(X) -> Result<T>>,
+    ) -> Result<T> {
         let done = {
             let database = self.opened()?;
-            caught(|| work(&database))
+            caught(|| {
+                let tx = begin(&database)?;
+                let work = work.take().expect("is taken by the one attempt that gets here");
+                work(tx)
+            })
         };
         done.map_err(|e| {
             if matches!(e.kind(), Kind::Io(_) | Kind::NoSpace | Kind::Corrupt) {
                 self.discard();
             }
-            if e.kind() == Kind::Corrupt { self.damaged(&e) } else { e }
+            match e.kind() {
+                Kind::Corrupt => self.damaged(&e),
+                _ if e.is_full_disk() => self.out_of_room(e),
+                _ => e,
+            }
         })
     }
 
@@ -206,6 +230,14 @@ impl Database {
         if let Err(e) = closed {
             log::warn!("closing the ledger {} after an error: {e}", self.path.display());
         }
+    }
+
+    fn out_of_room(&self, e: Error) -> Error {
+        e.context(format!(
+            "the ledger {} needs more room than its disk has (make some on that filesystem, by deleting what is not the \
+             store's or by evict in the control file, and ask again)",
+            self.path.display()
+        ))
     }
 
     fn damaged(&self, what: &Error) -> Error {

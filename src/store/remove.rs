@@ -8,7 +8,7 @@
 //! | `removal.fence` | close the fences of the scope | no new mutation; what was admitted and not committed is stale |
 //! | `removal.drain` | wait for the leases in progress | every commit of an older epoch has happened |
 //! | `removal.hide` | names leave the index, kernels forget, values being written are given up | ENOENT, whatever the disk does |
-//! | `removal.trash` | rename the epoch directories into `.trash` | no older path exists to commit to |
+//! | `removal.trash` | rename the epoch directories into `.trash` (on a full disk: delete them where they are) | no older path exists to commit to |
 //! | `removal.delete` | delete what is in the trash, record by record | (a logical removal leaves this for later) |
 //! | `removal.verify` | look again: trash, staging, names | physically and internally empty |
 //! | `removal.sync` | syncfs | stays deleted when power is lost |
@@ -100,13 +100,31 @@ impl Store {
     /// Whatever the disk says, with the path; the scope stays closed and counted. [`Kind::Busy`] when the store is
     /// being closed.
     pub fn remove(&self, removal: &Removal) -> Result<()> {
+        self.attempt(removal).map_err(|e| self.with_advice(e))
+    }
+
+    /// What a person can do about a disk that permits no deletion: root is refused by an attribute of the file or of its
+    /// directory alone.
+    fn with_advice(&self, e: Error) -> Error {
+        if e.errno() != libc::EPERM {
+            return e;
+        }
+        let advice = format!(
+            "in the store {}; lsattr -a shows whether it or its directory is immutable or append-only, chattr -i -a takes \
+             that away; it is tried again by itself, at once by fencefs retry",
+            self.root.path.display()
+        );
+        Error::new(e.kind(), format!("{e} ({advice})"))
+    }
+
+    fn attempt(&self, removal: &Removal) -> Result<()> {
         let Removal { scope, generation, mode } = removal;
         step!("removal.fence");
         let (homes, deleted) = self.close_scope(scope, *generation);
         step!("removal.drain");
         homes.iter().for_each(|home| home.fence.drain());
         self.hide_scope(&homes, *generation)?;
-        self.trash_scope(scope, *generation)?;
+        self.trash_scope(scope, *generation, &deleted)?;
         self.clear_attached(scope, &deleted)?;
         if *mode == Mode::Physical {
             for trashed in self.trash_of(scope, *generation)? {
@@ -120,7 +138,17 @@ impl Store {
         step!("removal.sync");
         rustix::fs::syncfs(&self.data).map_err(|e| Error::os("cannot sync the store after a removal", e))?;
         self.sync_attached()?;
-        homes.iter().try_for_each(|home| self.new_epoch(home, *generation))?;
+        match self.new_epochs(&homes, *generation) {
+            Err(e) if e.is_full_disk() => {
+                // What a logical removal leaves for later serves now.
+                for home in &homes {
+                    let top = self.ensure_top(home)?;
+                    self.turn_trashed(&top, &home.tenant, (*generation).into(), &deleted)?;
+                }
+                self.new_epochs(&homes, *generation)?;
+            }
+            done => done?,
+        }
         self.root.storage.mark(scope, *generation)?;
         step!("removal.counters");
         let mut index = self.index.lock();
@@ -157,7 +185,7 @@ impl Store {
     }
 
     /// Renames every older epoch directory of the scope into the trash, whether the index knows its tenant or not.
-    fn trash_scope(&self, scope: &Scope, generation: Generation) -> Result<()> {
+    fn trash_scope(&self, scope: &Scope, generation: Generation, deleted: &AtomicU64) -> Result<()> {
         for entry in self.tenants_dir.entries()? {
             let Ok(tenant) = Tenant::new(&entry.name) else { continue };
             if entry.kind != EntryType::Dir || !scope.includes_tenant(&tenant) {
@@ -168,7 +196,7 @@ impl Store {
             for entry in top.entries().map_err(named)? {
                 match layout::parse_epoch(&entry.name).filter(|_| entry.kind == EntryType::Dir) {
                     Some(epoch) if epoch < generation.into() => {
-                        self.move_to_trash(&top, &tenant, epoch, generation)?;
+                        self.take_epoch(&top, &tenant, epoch, generation, deleted)?;
                     }
                     Some(_) => {}
                     None => self.keep_beside_epochs(&top, &tenant, &entry.name)?,
@@ -269,6 +297,10 @@ impl Store {
         Ok(())
     }
 
+    fn new_epochs(&self, homes: &[Arc<Home>], generation: Generation) -> Result<()> {
+        homes.iter().try_for_each(|home| self.new_epoch(home, generation))
+    }
+
     /// Makes a tenant's new epoch directory and has the index use it. The fence is closed still.
     fn new_epoch(&self, home: &Home, generation: Generation) -> Result<()> {
         step!("removal.epoch");
@@ -278,7 +310,10 @@ impl Store {
         }
         let shown = format!("{}/{}/{}/{epoch}", layout::DATA, layout::TENANTS, home.tenant);
         let top = self.ensure_top(home).map_err(|e| e.context(&shown))?;
-        let dir = top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| e.context(&shown))?;
+        let dir = top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| {
+            let advice = if e.is_full_disk() { " (the disk is full: make some room on it)" } else { "" };
+            e.context(format!("{shown}{advice}"))
+        })?;
         step!("removal.epoch.sync");
         top.sync().map_err(|e| e.context(&shown))?;
         let next = Home {
@@ -347,7 +382,7 @@ impl Store {
         let mut trash = self.list_trash()?;
         trash.retain(|t| self.scopes.lock().epoch_of(&t.tenant).is_none());
         for trashed in &trash {
-            self.delete_trashed(trashed, &AtomicU64::new(0))?;
+            self.delete_trashed(trashed, &AtomicU64::new(0)).map_err(|e| self.with_advice(e))?;
         }
         self.settle_trash();
         Ok(!trash.is_empty())

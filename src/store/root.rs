@@ -5,7 +5,7 @@
 //! opened. A start that is refused for either has changed nothing but the lock file.
 
 use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -278,9 +278,11 @@ fn take_lock(root: &Dir, path: &Path) -> Result<std::fs::File> {
             format!("cannot open store {}: held by pid {} (unmount it first)", path.display(), holder.trim()),
         ));
     }
-    os::truncate(&file, 0)?;
-    std::io::Write::write_all(&mut &file, format!("{}\n", std::process::id()).as_bytes())
-        .map_err(|e| Error::os("cannot write the lock file", e))?;
+    // Over what is there, and not emptied before: on a full disk its block would be somebody else's by then.
+    let text = format!("{}\n", std::process::id());
+    let padded = format!("{text:\n<20}");
+    file.write_all_at(padded.as_bytes(), 0).map_err(|e| Error::os("cannot write the lock file", e))?;
+    os::truncate(&file, text.len() as u64)?;
     Ok(file)
 }
 

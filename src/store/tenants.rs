@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
@@ -72,7 +73,13 @@ impl Store {
         let top = self.tenants_dir.open_dir(tenant.as_str())?;
         let (epoch, is_pending) = self.known_epoch(tenant);
         self.judge_epochs(tenant, &top, epoch, is_pending)?;
-        let dir = top.ensure_dir(epoch.to_string(), 0o700)?;
+        let dir = match top.ensure_dir(epoch.to_string(), 0o700) {
+            Err(e) if is_pending && e.is_full_disk() => {
+                self.delete_older_epochs(&top, tenant, epoch)?;
+                top.ensure_dir(epoch.to_string(), 0o700).map_err(|e| e.context(format!("data/t/{tenant}")))?
+            }
+            made => made.map_err(|e| e.context(format!("data/t/{tenant}")))?,
+        };
         if self.durable() {
             top.sync()?;
             self.tenants_dir.sync()?;
@@ -127,6 +134,16 @@ impl Store {
         (pending.unwrap_or(applied).max(applied), pending.is_some())
     }
 
+    /// Begins at the start with what a pending removal will do, as the disk has no block for the directory that comes
+    /// next: a full disk must not keep a store from the removal that would free it.
+    fn delete_older_epochs(&self, top: &Dir, tenant: &Tenant, epoch: Epoch) -> Result<()> {
+        log::info!("the disk is full: what is to be removed of tenant {tenant} is deleted before the mount");
+        let older = top.entries()?.into_iter().filter(|e| e.kind == EntryType::Dir);
+        let mut older = older.filter_map(|e| layout::parse_epoch(&e.name)).filter(|found| *found < epoch);
+        older.try_for_each(|found| self.turn_epoch(top, tenant, found, epoch, &AtomicU64::new(0)))?;
+        self.turn_trashed(top, tenant, epoch, &AtomicU64::new(0))
+    }
+
     /// What to think of the epoch directories beside the one that counts. Older ones are garbage: a removal that is
     /// pending takes them, one that was applied has left them.
     fn judge_epochs(&self, tenant: &Tenant, top: &Dir, epoch: Epoch, is_pending: bool) -> Result<()> {
@@ -140,7 +157,7 @@ impl Store {
             }
             if found < epoch && !is_pending {
                 log::info!("data/t/{tenant}/{found} is below the applied generation {epoch} and is deleted");
-                self.move_to_trash(top, tenant, found, Generation(epoch.0))?;
+                self.take_epoch(top, tenant, found, Generation(epoch.0), &AtomicU64::new(0))?;
             }
         }
         Ok(())

@@ -68,6 +68,17 @@ pub(super) fn list(trash: &Dir, stranger: &mut dyn FnMut(String)) -> Result<Vec<
     Ok(found)
 }
 
+/// Renames the emptied directory `dir`, which is `name` of `above`, to an epoch's; where that is there, removes it.
+fn turn((above, name): (&Dir, &str), dir: &Dir, top: &Dir, next: Epoch) -> Result<()> {
+    if !dir.entries()?.is_empty() {
+        return Err(Error::new(Kind::NotEmpty, "something came into it during its removal"));
+    }
+    match above.rename(name, top, next.to_string(), RenameHow::NoReplace) {
+        Err(e) if e.kind() == Kind::Exists => above.rmdir(name).map(drop),
+        done => done,
+    }
+}
+
 /// Deletes what is proven, keeps what is not.
 struct Delete<'a> {
     store: &'a Store,
@@ -174,13 +185,64 @@ impl Store {
     }
 
     /// Takes an epoch directory from a tenant. Afterwards no path leads to it.
-    pub(super) fn move_to_trash(
+    ///
+    /// The trash may need a block for its directory, and a removal is what people ask for when there is none: then the
+    /// records are deleted where they stand, which needs nothing. Their scope is closed, drained and hidden as it is.
+    pub(super) fn take_epoch(
         &self,
         top: &Dir,
         tenant: &Tenant,
         epoch: Epoch,
         generation: Generation,
+        deleted: &AtomicU64,
     ) -> Result<()> {
+        if !self.disk_is_full() {
+            match self.move_to_trash(top, tenant, epoch, generation) {
+                Err(e) if e.is_full_disk() => log::info!("the trash has no room: {e}"),
+                done => return done,
+            }
+        }
+        self.turn_epoch(top, tenant, epoch, generation.into(), deleted)
+    }
+
+    /// Deletes what is in an epoch directory of a closed tenant and makes it the one of the next epoch, for which a full
+    /// disk may have no block: not even the one that this directory would give back.
+    pub(super) fn turn_epoch(
+        &self,
+        top: &Dir,
+        tenant: &Tenant,
+        epoch: Epoch,
+        next: Epoch,
+        deleted: &AtomicU64,
+    ) -> Result<()> {
+        let shown = format!("{}/{}/{tenant}/{epoch}", layout::DATA, layout::TENANTS);
+        let Some(dir) = top.open_dir_if_any(epoch.to_string())? else { return Ok(()) };
+        log::info!("{shown} is deleted where it is: the disk is full");
+        self.delete_within(&dir, tenant, &shown, deleted)?;
+        turn((top, &epoch.to_string()), &dir, top, next).map_err(|e| e.context(&shown))
+    }
+
+    /// The same with what a closed tenant has in the trash, from before the disk was full.
+    pub(super) fn turn_trashed(
+        &self,
+        top: &Dir,
+        tenant: &Tenant,
+        next: Epoch,
+        deleted: &AtomicU64,
+    ) -> Result<()> {
+        let mut trash = self.list_trash()?;
+        trash.retain(|t| t.tenant == *tenant && t.epoch < next);
+        for trashed in trash {
+            let Some((above, dir)) = self.open_trashed(&trashed)? else { continue };
+            let shown = trashed.shown();
+            self.delete_within(&dir, tenant, &shown, deleted)?;
+            turn((&above, &trashed.name), &dir, top, next).map_err(|e| e.context(&shown))?;
+        }
+        self.drop_empty_generations();
+        Ok(())
+    }
+
+    fn move_to_trash(&self, top: &Dir, tenant: &Tenant, epoch: Epoch, generation: Generation) -> Result<()> {
         step!("removal.trash");
         let name = format!("{tenant}@{epoch}.{}", self.next_serial());
         let moved = || {
@@ -215,15 +277,20 @@ impl Store {
     pub(super) fn delete_trashed(&self, trashed: &Trashed, deleted: &AtomicU64) -> Result<()> {
         let Some((above, dir)) = self.open_trashed(trashed)? else { return Ok(()) };
         let shown = trashed.shown();
-        let proven = Arc::clone(&self.proven.lock());
-        let delete = Delete { store: self, tenant: &trashed.tenant, proven, deleted };
-        EpochDir { dir: &dir, tenant: &trashed.tenant, shown: &shown }.walk(&self.walkers(), &delete)?;
+        self.delete_within(&dir, &trashed.tenant, &shown, deleted)?;
         above.rmdir(&trashed.name).map_err(|e| e.context(&shown))?;
         // Another tenant's directory, or a stranger, may be there still.
         match self.trash.rmdir(trashed.generation.to_string()) {
             Err(e) if e.kind() != Kind::NotEmpty => Err(e),
             _ => Ok(()),
         }
+    }
+
+    /// Deletes what is proven in an epoch directory, wherever it stands, and sets strangers aside.
+    fn delete_within(&self, dir: &Dir, tenant: &Tenant, shown: &str, deleted: &AtomicU64) -> Result<()> {
+        let proven = Arc::clone(&self.proven.lock());
+        let delete = Delete { store: self, tenant, proven, deleted };
+        EpochDir { dir, tenant, shown }.walk(&self.walkers(), &delete)
     }
 
     /// Directories of generations that attempts have left behind without anything in them.

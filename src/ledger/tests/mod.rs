@@ -18,6 +18,7 @@ mod damage;
 mod faults;
 mod model;
 mod protocol;
+mod room;
 mod storage;
 
 /// What the coming calls that change a file are to meet.

@@ -111,7 +111,10 @@ impl fmt::Display for Why {
             Why::Special => f.write_str("it is a device, socket or FIFO"),
             Why::Directory => f.write_str("no layout has this directory; nothing below it is read"),
             Why::Stranger => f.write_str("no layout has this path"),
-            Why::Mount => f.write_str("something else is mounted here; nothing in it is read"),
+            Why::Mount => f.write_str(
+                "something else is mounted here; nothing in it is read (umount it, copy what values it holds into the directory, and \
+                 do this again)",
+            ),
             Why::Staging => f.write_str("values that were never published are in it"),
             Why::Malformed(why) => write!(f, "it is no whole record: {why}"),
             Why::Misplaced(key) => write!(f, "its key {key:?} belongs elsewhere"),

@@ -153,6 +153,48 @@ fn a_logical_removal_that_fails_at_its_counters_goes_on_counting_the_trash() {
     assert_sound(store);
 }
 
+/// A disk without a free block has no room for the trash: what a removal takes is deleted where it is.
+#[test]
+fn a_removal_needs_no_room_for_the_trash() {
+    let logical = Pending { mode: crate::scope::Mode::Logical, ..of_tenant("a", 1) };
+    for removal in removals().into_iter().chain([logical]) {
+        let rig = rig();
+        let store = &rig.bench;
+        let stranger = store.path().join("data/t/a/0/notes");
+        if removal.scope == global(1).scope {
+            std::fs::write(&stranger, "mine").unwrap();
+        }
+        fail::cfg("removal.trash", "return(enospc)").unwrap();
+        store.remove(&removal).unwrap();
+        fail::remove("removal.trash");
+        assert_removed(store, &removal, &format!("{removal:?}"));
+        let kept = usize::from(removal.scope == global(1).scope);
+        assert_eq!(names_in(&store.path().join("data/.quarantine")).len(), kept);
+    }
+}
+
+/// A logical removal leaves its trash for later, unless the disk has no block for the directory that comes next.
+#[test]
+fn a_logical_removal_deletes_at_once_what_the_next_epoch_needs() {
+    let rig = rig();
+    let store = &rig.bench;
+    let removal = Pending { mode: crate::scope::Mode::Logical, ..of_tenant("a", 1) };
+    fail::cfg("removal.epoch", "1*return(enospc)->off").unwrap();
+    store.remove(&removal).unwrap();
+    assert_removed(store, &removal, "logical");
+}
+
+/// Another error of the trash is none of a full disk: nothing is deleted out of turn.
+#[test]
+fn only_a_full_disk_has_records_deleted_where_they_are() {
+    let rig = rig();
+    let store = &rig.bench;
+    fail::cfg("removal.trash", "return").unwrap();
+    store.remove(&of_tenant("a", 1)).unwrap_err();
+    assert_eq!(names_in(&store.path().join("data/t/a")), ["0"]);
+    assert_ne!(names_in(&store.path().join("data/t/a/0")), [""; 0]);
+}
+
 /// An attempt that gets nowhere leaves no directory of its generation behind.
 #[test]
 fn failed_attempts_leave_no_empty_directories() {
@@ -197,6 +239,11 @@ fn a_record_that_cannot_be_deleted_is_named() {
     let name = rig.bench.record(b"stubborn").file_name().unwrap().to_string_lossy().into_owned();
     let at = e.to_string();
     assert!(at.contains("data/.trash/1/default@0.") && at.contains(&name), "{at}");
+    let root = rig.bench.root().display().to_string();
+    for advice in [root.as_str(), "lsattr", "chattr -i", "fencefs retry"] {
+        assert!(at.contains(advice), "{at}");
+    }
+    assert_eq!(e.errno(), libc::EPERM);
     let trashed = find(&rig.bench.root().join("data/.trash"), &name);
     assert!(Command::new("chattr").arg("-i").arg(trashed).status().unwrap().success());
     rig.bench.remove(&removal).unwrap();
