@@ -164,6 +164,8 @@ pub struct StoreSettings {
     pub durability: Durability,
     /// Whether records get a checksum of their content.
     pub checksum: Checksum,
+    /// Whether the machine's processors are kept from sleeping while requests come, or a long walk goes on.
+    pub keep_awake: bool,
     /// A legacy directory to serve beside the store's own records.
     pub attach: Option<AttachLegacy>,
     /// Whether keys go to make room. Where not, what does not fit is refused.
@@ -184,6 +186,7 @@ impl Default for StoreSettings {
             order_interval: DEFAULT_ORDER_INTERVAL,
             durability: Durability::Rename,
             checksum: Checksum::Off,
+            keep_awake: true,
             attach: None,
             evicts: true,
         }
@@ -199,8 +202,6 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// Kernel passthrough.
     pub passthrough: Passthrough,
-    /// Whether the machine's processors are kept from sleeping while requests come.
-    pub keep_awake: bool,
     /// How long a mutation waits for a scope that is being removed.
     pub fence_wait: Duration,
     /// Overrides every file's owner.
@@ -221,7 +222,6 @@ impl Default for MountSettings {
             tenant: None,
             allow_other: false,
             passthrough: Passthrough::Auto,
-            keep_awake: true,
             fence_wait: Duration::from_secs(1),
             uid: None,
             gid: None,
