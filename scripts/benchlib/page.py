@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 
-INTRODUCTION = "# Performance\n\nWritten by `scripts/bench`; run it again rather than editing this page.\n"
+INTRODUCTION = "# Performance\n\nWritten by `scripts/bench`; run it again rather than editing this page. What the figures are made of: [speed.md](speed.md).\n"
 HEADINGS = {
     "values": "## Values\n",
     "removal": "## Removal of a tenant\n",
