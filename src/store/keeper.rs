@@ -82,6 +82,20 @@ fn start_thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
 }
 
+impl Keeper {
+    /// Whether nothing is being written, so that whoever begins wakes the watch; else it goes on looking.
+    pub(super) fn may_rest(&self) -> bool {
+        stall!("watch.rest");
+        self.looking.store(false, Ordering::SeqCst);
+        // Who came before this woke nobody: asked after it, or the watch would sleep beside a writer at full speed.
+        let rests = self.staged.lock().is_empty();
+        if !rests {
+            self.looking.store(true, Ordering::SeqCst);
+        }
+        rests
+    }
+}
+
 impl Store {
     /// Has the keeper look now.
     pub(super) fn wake_keeper(&self) {
@@ -94,7 +108,7 @@ impl Store {
         let mut staged = self.keeper.staged.lock();
         staged.insert(name.to_owned(), watched);
         drop(staged);
-        if !self.keeper.looking.swap(true, Ordering::AcqRel) {
+        if !self.keeper.looking.swap(true, Ordering::SeqCst) {
             self.keeper.look.wake();
             self.keeper.evict.wake();
         }
@@ -162,8 +176,7 @@ impl Store {
                 let asked = !looking && keeper.looking.load(Ordering::Acquire);
                 let staging = !keeper.staged.lock().is_empty();
                 idle_looks = if staging || asked { 0 } else { idle_looks + 1 };
-                looking = idle_looks < limits::IDLE_LOOKS;
-                keeper.looking.store(looking, Ordering::Release);
+                looking = idle_looks < limits::IDLE_LOOKS || !keeper.may_rest();
                 let wait = match keeper.near.load(Ordering::Relaxed) {
                     true => limits::STAGED_POLL_NEAR,
                     false if looking => limits::STAGED_POLL,

@@ -292,3 +292,23 @@ fn values_are_emptied_beside_each_other() {
         bench.count_staged();
     }
 }
+
+/// A value that is begun at the very moment when the watch would rest, and believes it awake.
+#[cfg(feature = "failpoints")]
+#[test]
+fn the_watch_does_not_rest_beside_a_writer() {
+    let bench = of_size(64);
+    let _scenario = fail::FailScenario::setup();
+    assert!(bench.keeper.may_rest(), "nothing is being written");
+    let staged = Arc::new(Mutex::new(None));
+    let (store, begun) = (Arc::clone(&*bench), Arc::clone(&staged));
+    let dir = default_dir(&bench);
+    let begin = move || {
+        begun.lock().get_or_insert_with(|| stage(&store, dir, b"a", b"x").unwrap());
+    };
+    fail::cfg_callback("watch.rest", begin).unwrap();
+    assert!(!bench.keeper.may_rest());
+    fail::remove("watch.rest");
+    staged.lock().take();
+    assert!(bench.keeper.may_rest(), "it was given up");
+}
