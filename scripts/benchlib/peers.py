@@ -88,7 +88,9 @@ def build_passthrough_hp():
         run("tar", "-xf", archive, cwd=work)
         source = next(entry.path for entry in os.scandir(work) if entry.name.startswith("fuse-") and entry.is_dir())
         flags = run("pkg-config", "--cflags", "--libs", "fuse3", capture_output=True).stdout.split()
-        run("g++", "-O2", "-std=c++17", "passthrough_hp.cc", "-o", f"{program}.new", *flags, "-lpthread",
+        # Its own build finds these out. Without the first it cannot set times, and a close that writes them back fails.
+        has = ("-DHAVE_UTIMENSAT", "-DHAVE_SETXATTR", "-DHAVE_POSIX_FALLOCATE")
+        run("g++", "-O2", "-std=c++17", *has, "passthrough_hp.cc", "-o", f"{program}.new", *flags, "-lpthread",
             cwd=os.path.join(source, "example"), timeout=300)
         with open(f"{program}.version", "w", encoding="utf-8") as noted:
             noted.write(f"libfuse {os.path.basename(source).removeprefix('fuse-')}\n")
