@@ -284,6 +284,8 @@ pub mod limits {
     pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
+    /// Keys in a row that a search passes and the next one need not ask about, at least.
+    pub const GAP_SLOTS: usize = 16;
     /// Keys that one search for a victim sets aside for a reserve's sake, the index locked.
     pub const SET_ASIDE_AT_ONCE: usize = 1024;
     /// Keys set aside that are asked whether they may go, of each tenant above its reserve.

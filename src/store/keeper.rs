@@ -198,10 +198,10 @@ impl Store {
     }
 
     /// One round: watermarks, tenant quotas, free space.
-    fn keep(&self) {
+    pub(super) fn keep(&self) {
         let quota = &self.settings.quota;
-        if self.over_high(&self.index.lock()) {
-            self.evict_tenants_over_quota();
+        self.evict_tenants_over_quota();
+        if self.over_watermark(&self.index.lock()) {
             let target = self.percent_of_quota(quota.low_percent);
             let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
             self.evict_down_to(target, keys, Reason::Quota);

@@ -206,6 +206,24 @@ fn evictions_are_in_line_only_where_the_keeper_cannot_be_ahead() {
     bench.sound();
 }
 
+/// Below the high watermark one tenant's quota is nothing to the others.
+#[test]
+fn a_tenant_over_its_quota_costs_others_nothing() {
+    let quota = Quota { size_bytes: Some(1024 * KIB), max_keys: None, high_percent: 90, low_percent: 10 };
+    let bench = Bench::new(StoreSettings { quota, ..StoreSettings::default() });
+    for name in [b"a", b"b", b"c", b"d"] {
+        put(&bench, name, &VALUE).unwrap();
+    }
+    let node = bench.make_tenant(b"t", 0o755, 0, 0).unwrap();
+    for name in [b"x", b"y", b"z"] {
+        put_in(&bench, node, name, &VALUE).unwrap();
+    }
+    bench.set_tenant_quota(&tenant("t"), Some(64 * KIB)).unwrap();
+    bench.keep();
+    assert_eq!((names(&bench).len(), bench.usage(Some(&tenant("t"))).1), (4, 1));
+    bench.sound();
+}
+
 /// A tenant that cannot come back under its quota, since all it has is pinned, is no excuse for another.
 #[test]
 fn the_keeper_brings_every_tenant_back_that_it_can() {
