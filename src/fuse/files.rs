@@ -360,7 +360,8 @@ impl Fs {
         }
         self.look_up_again(who)?;
         for _ in 0..MOST_OVERTAKES {
-            if self.opens.node(id).is_some() {
+            // Where the daemon copies, each handle has a file of its own.
+            if self.opens.node(id).is_some_and(|open| open.backing.is_some()) {
                 break;
             }
             let (next, ..) = self.open_successor(who, id, MAY_WRITE)?;
