@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use fencefs::config::{EvictOptions, PolicyName};
 use fencefs::store::NodeId;
-use fencefs::store::evict::{self, Opener, Order, Slot, Use};
+use fencefs::store::evict::{self, Opener, Order, Slot, Use, Verdict};
 use fencefs::{Error, Kind, Result};
 
 /// Length of a block that is whole.
@@ -69,7 +69,7 @@ impl Keys {
     fn put(&mut self, block: u64, by: Option<Use>, size: u64) -> u64 {
         let mut evictions = 0;
         while self.order.len() >= self.capacity {
-            let Some(victim) = self.order.victim(&mut |_| true) else { break };
+            let Some(victim) = self.order.victim(None, &mut |_| Verdict::Goes).slot else { break };
             let (old, _) = self.slots[victim as usize];
             self.by_block.remove(&old);
             self.order.evicted(victim, hash(old));

@@ -2,14 +2,20 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+#[cfg(feature = "failpoints")]
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
+#[cfg(feature = "failpoints")]
+use rustix::fs::fsetxattr;
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 use serde_json::Value;
 
+#[cfg(feature = "failpoints")]
+use crate::harness::{Builder, each_with};
 use crate::harness::{Mount, each, fencefs, run, wait_until};
 
 const TTL: &str = "user.fencefs.ttl";
@@ -228,5 +234,34 @@ fn a_restart_forgets_no_time() {
             assert!(wait_until(SOON, || expired(m) == 2 && m.status_number("keys") == 2), "{}", m.status());
             assert_eq!(m.control("quota tenant=default").1["ttl_seconds"], 3600);
         }
+    });
+}
+
+/// A close that is publishing the value just now: what is set meanwhile counts, whichever was first. Nobody looks at the
+/// key, which would tell of it.
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_time_and_a_pin_that_are_set_during_the_publication() {
+    let settings = |b: Builder| {
+        // The close waits in the pool, after the value is in place.
+        b.arg("--durability").arg("fsync").env("FAILPOINTS", "publish.renamed=sleep(1000)")
+    };
+    each_with(settings, |m| {
+        let set_while_closing = |name: &str, attribute: &str| {
+            let before = m.records().len();
+            let file = File::create(m.key(name)).unwrap();
+            (&file).write_all(b"value").unwrap();
+            let closing = file.try_clone().unwrap();
+            let close = std::thread::spawn(move || drop(closing));
+            assert!(wait_until(SOON, || m.records().len() > before));
+            fsetxattr(&file, attribute, b"1", XattrFlags::empty()).unwrap();
+            close.join().unwrap();
+        };
+        set_while_closing("mortal", TTL);
+        assert!(wait_until(Duration::from_secs(10), || expired(m) == 1), "{}", m.status());
+        set_while_closing("pinned", "user.fencefs.pin");
+        assert!(m.status_number("pinned_bytes") > 0);
+        assert_eq!(m.control("evict to=0").0, Ok(()));
+        assert_eq!(names(&m.keys()), ["pinned"]);
     });
 }

@@ -154,6 +154,8 @@ pub struct StoreSettings {
     pub durability: Durability,
     /// Whether records get a checksum of their content.
     pub checksum: Checksum,
+    /// Whether the machine's processors are kept from sleeping while requests come, or a long walk goes on.
+    pub keep_awake: bool,
     /// A legacy directory to serve beside the store's own records.
     pub attach: Option<AttachLegacy>,
     /// Whether keys go to make room. Where not, what does not fit is refused.
@@ -174,6 +176,7 @@ impl Default for StoreSettings {
             order_interval: DEFAULT_ORDER_INTERVAL,
             durability: Durability::Rename,
             checksum: Checksum::Off,
+            keep_awake: true,
             attach: None,
             evicts: true,
         }
@@ -189,8 +192,6 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// Kernel passthrough.
     pub passthrough: Passthrough,
-    /// Whether the machine's processors are kept from sleeping while requests come.
-    pub keep_awake: bool,
     /// How long a mutation waits for a scope that is being removed.
     pub fence_wait: Duration,
     /// Overrides every file's owner.
@@ -211,7 +212,6 @@ impl Default for MountSettings {
             tenant: None,
             allow_other: false,
             passthrough: Passthrough::Auto,
-            keep_awake: true,
             fence_wait: Duration::from_secs(1),
             uid: None,
             gid: None,
@@ -276,6 +276,8 @@ pub mod limits {
     pub const ROOM_TRIES: usize = 8;
     /// Victims in a row that could not be removed, after which one round of eviction gives up.
     pub const STUCK_VICTIMS: usize = 64;
+    /// Keys in a row that a search passes and the next one need not ask about, at least.
+    pub const GAP_SLOTS: usize = 16;
     /// Keys that one search for a victim sets aside for a reserve's sake, the index locked.
     pub const SET_ASIDE_AT_ONCE: usize = 1024;
     /// Keys set aside that are asked whether they may go, of each tenant above its reserve.

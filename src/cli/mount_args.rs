@@ -256,6 +256,7 @@ impl MountArgs {
             order_interval: self.order_interval.unwrap_or(config::DEFAULT_ORDER_INTERVAL),
             durability: self.durability,
             checksum: self.checksum,
+            keep_awake: !self.no_keep_awake,
             evicts: true,
             attach: None,
         })
@@ -267,7 +268,6 @@ impl MountArgs {
             tenant: self.tenant.clone(),
             allow_other: self.allow_other || (root && !self.no_allow_other),
             passthrough: self.passthrough,
-            keep_awake: !self.no_keep_awake,
             fence_wait: self.fence_wait,
             uid: self.uid,
             gid: self.gid,

@@ -136,7 +136,7 @@ impl Mount {
             sent_back: Mutex::default(),
             listed: Mutex::default(),
             streams: Streams::start()?,
-            awake: Awake::start(settings.keep_awake)?,
+            awake: Awake::start(store.settings().keep_awake)?,
             store,
             removals,
         });

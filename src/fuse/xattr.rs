@@ -19,7 +19,7 @@ use crate::format::layout;
 use crate::key::Epoch;
 use crate::os::{self, XattrMode};
 use crate::store::fence::Lease;
-use crate::store::{NodeId, Owner, ROOT, SetAttr, Store};
+use crate::store::{NodeId, Owner, ROOT, SetAttr, Staged, Store};
 
 const OURS: &str = "user.fencefs";
 const TTL: &str = "user.fencefs.ttl";
@@ -259,11 +259,24 @@ impl Fs {
             b"0" => false,
             _ => return Err(Error::new(Kind::Invalid, "user.fencefs.pin is 0 or 1")),
         };
-        if let Some(writing) = self.unpublished(who, id) {
-            writing.staged.lock().pinned = pinned;
-            return Ok(());
+        match self.before_publication(who, id, |staged| staged.pinned = pinned) {
+            Ok(()) => Ok(()),
+            Err(id) => self.store.set_pinned(id, pinned),
         }
-        self.store.set_pinned(id, pinned)
+    }
+
+    /// Does something to a value that is being written, which its publication takes over; the node to do it to where it
+    /// is published.
+    fn before_publication<T>(
+        &self,
+        who: Caller,
+        id: NodeId,
+        run: impl FnOnce(&mut Staged) -> T,
+    ) -> std::result::Result<T, NodeId> {
+        let Some(writing) = self.unpublished(who, id) else { return Err(id) };
+        let mut staged = writing.staged.lock();
+        // Published while this waited for the lock, or a moment ago.
+        if staged.is_published() { Err(staged.node()) } else { Ok(run(&mut staged)) }
     }
 
     fn own_ttl(&self, who: Caller, id: NodeId) -> Result<Vec<u8>> {
@@ -277,7 +290,11 @@ impl Fs {
 
     /// Sets how long a key lives, none is as long as its tenant's do; whether it had a time of its own.
     fn set_ttl(&self, who: Caller, id: NodeId, seconds: Option<u64>) -> Result<bool> {
-        match self.own_file(who, id) {
+        let id = match self.before_publication(who, id, |s| self.store.set_ttl_of(s.file(), seconds)) {
+            Ok(set) => return set,
+            Err(id) => id,
+        };
+        match self.own_file(who, id).filter(|_| !self.store.is_named(id)) {
             Some(file) => self.store.set_ttl_of(&file, seconds),
             None => self.store.set_ttl(id, seconds),
         }
@@ -288,13 +305,18 @@ impl Fs {
         let epoch = std::str::from_utf8(value).ok().and_then(|t| t.parse().ok());
         let epoch =
             epoch.ok_or_else(|| Error::new(Kind::Invalid, "user.fencefs.epoch is a decimal number"))?;
-        if let Some(writing) = self.unpublished(who, id) {
-            writing.staged.lock().expect_epoch(Epoch(epoch));
-            return Ok(());
-        }
-        // What is edited in place is visible as it happens: its writer is refused before it has done anything.
-        let open = self.opens.node(id).filter(|open| open.is_written()).ok_or_else(not_ours_to_set)?;
-        let now = open.home().epoch;
+        let now = if let Some(writing) = self.unpublished(who, id) {
+            let mut staged = writing.staged.lock();
+            if !staged.is_published() {
+                staged.expect_epoch(Epoch(epoch));
+                return Ok(());
+            }
+            staged.epoch()
+        } else {
+            // What is edited in place is visible as it happens: its writer is refused before it has done anything.
+            let open = self.opens.node(id).filter(|open| open.is_written()).ok_or_else(not_ours_to_set)?;
+            open.home().epoch
+        };
         if now == Epoch(epoch) {
             return Ok(());
         }

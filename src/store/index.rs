@@ -341,7 +341,7 @@ impl Index {
         self.unmark_attached(id)?;
         let slot = id.slot();
         self.set_blocks(id, 0)?;
-        self.set_pinned(id, false)?;
+        self.count_pinned(id, false)?;
         let is_dir = self.nodes[slot as usize].dir.is_some();
         if !is_dir {
             self.count_keys(slot, -1);
@@ -525,19 +525,6 @@ impl Index {
                 t.pinned_bytes = t.pinned_bytes - old + new;
             }
         }
-        Ok(())
-    }
-
-    /// Pins or unpins a linked node.
-    pub fn set_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
-        let node = self.linked(id)?;
-        let count = |on: bool| if on { node.blocks * 512 } else { 0 };
-        let (old, new, tenant) = (count(node.pinned), count(pinned), node.tenant as usize);
-        self.pinned_bytes = self.pinned_bytes - old + new;
-        if let Some(t) = self.tenants.get_mut(tenant) {
-            t.pinned_bytes = t.pinned_bytes - old + new;
-        }
-        self.nodes[id.slot() as usize].pinned = pinned;
         Ok(())
     }
 

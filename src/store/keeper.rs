@@ -82,6 +82,20 @@ fn start_thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     spawned.map(drop).map_err(|e| Error::os(format!("cannot start the thread {name}"), e))
 }
 
+impl Keeper {
+    /// Whether nothing is being written, so that whoever begins wakes the watch; else it goes on looking.
+    pub(super) fn may_rest(&self) -> bool {
+        stall!("watch.rest");
+        self.looking.store(false, Ordering::SeqCst);
+        // Who came before this woke nobody: asked after it, or the watch would sleep beside a writer at full speed.
+        let rests = self.staged.lock().is_empty();
+        if !rests {
+            self.looking.store(true, Ordering::SeqCst);
+        }
+        rests
+    }
+}
+
 impl Store {
     /// Has the keeper look now.
     pub(super) fn wake_keeper(&self) {
@@ -94,7 +108,7 @@ impl Store {
         let mut staged = self.keeper.staged.lock();
         staged.insert(name.to_owned(), watched);
         drop(staged);
-        if !self.keeper.looking.swap(true, Ordering::AcqRel) {
+        if !self.keeper.looking.swap(true, Ordering::SeqCst) {
             self.keeper.look.wake();
             self.keeper.evict.wake();
         }
@@ -162,8 +176,7 @@ impl Store {
                 let asked = !looking && keeper.looking.load(Ordering::Acquire);
                 let staging = !keeper.staged.lock().is_empty();
                 idle_looks = if staging || asked { 0 } else { idle_looks + 1 };
-                looking = idle_looks < limits::IDLE_LOOKS;
-                keeper.looking.store(looking, Ordering::Release);
+                looking = idle_looks < limits::IDLE_LOOKS || !keeper.may_rest();
                 let wait = match keeper.near.load(Ordering::Relaxed) {
                     true => limits::STAGED_POLL_NEAR,
                     false if looking => limits::STAGED_POLL,
@@ -185,10 +198,10 @@ impl Store {
     }
 
     /// One round: watermarks, tenant quotas, free space.
-    fn keep(&self) {
+    pub(super) fn keep(&self) {
         let quota = &self.settings.quota;
-        if self.over_high(&self.index.lock()) {
-            self.evict_tenants_over_quota();
+        self.evict_tenants_over_quota();
+        if self.over_watermark(&self.index.lock()) {
             let target = self.percent_of_quota(quota.low_percent);
             let keys = quota.max_keys.map(|m| (u128::from(m) * u128::from(quota.low_percent) / 100) as u64);
             self.evict_down_to(target, keys, Reason::Quota);

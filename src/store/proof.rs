@@ -236,7 +236,7 @@ impl Store {
             };
             let epoch = EpochDir { dir: &dir, tenant, shown: &at };
             // It reads only, and gives the processor away: no reason to make way by more than that.
-            match epoch.walk(&Walkers::undisturbed(&self.stopping), &proof) {
+            match epoch.walk(&self.walkers().undisturbed(), &proof) {
                 Err(e) if is_obstacle(&e) => return Err(unproven(tenant, &at, &e.to_string())),
                 done => done?,
             }

@@ -113,15 +113,17 @@ impl Store {
 
     /// Whether background eviction has work.
     pub(super) fn over_high(&self, index: &Index) -> bool {
+        self.over_watermark(index)
+            || index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q))
+    }
+
+    /// Whether the store as a whole has more than its high watermark allows.
+    pub(super) fn over_watermark(&self, index: &Index) -> bool {
         let keys_over = self.settings.quota.max_keys.is_some_and(|max| {
             index.charged().keys
                 > (u128::from(max) * u128::from(self.settings.quota.high_percent) / 100) as u64
         });
-        let tenant_over =
-            index.tenants.iter().any(|t| t.live && t.quota_bytes.is_some_and(|q| t.charged_bytes() > q));
-        index.charged().bytes > self.percent_of_quota(self.settings.quota.high_percent)
-            || keys_over
-            || tenant_over
+        index.charged().bytes > self.percent_of_quota(self.settings.quota.high_percent) || keys_over
     }
 
     /// Whether publishing `bytes` more would have to evict first.
@@ -200,10 +202,12 @@ impl Store {
                     });
                 }
             };
-            self.count_inline(1);
-            if let Err(e) = self.evict(victim, reason) {
-                log::warn!("cannot evict: {e}");
-                stuck.push(victim);
+            match self.evict(victim, reason) {
+                Ok(went) => self.count_inline(u64::from(went)),
+                Err(e) => {
+                    log::warn!("cannot evict: {e}");
+                    stuck.push(victim);
+                }
             }
         }
     }
@@ -279,8 +283,8 @@ impl Store {
         }
     }
 
-    /// Evicts one value; what it occupied. A value that changed meanwhile is left, which is no error.
-    pub(super) fn evict(&self, id: NodeId, reason: Reason) -> Result<u64> {
+    /// Evicts one value; whether it went. A value that changed meanwhile is left, which is no error.
+    pub(super) fn evict(&self, id: NodeId, reason: Reason) -> Result<bool> {
         let evicted = self.evict_unless_changed(id, reason);
         match &evicted {
             Ok(Some(bytes)) => {
@@ -294,7 +298,7 @@ impl Store {
                 *self.last_error.lock() = Some(format!("cannot evict: {e}"));
             }
         }
-        evicted.map(|bytes| bytes.unwrap_or(0))
+        evicted.map(|bytes| bytes.is_some())
     }
 
     fn evict_unless_changed(&self, id: NodeId, reason: Reason) -> Result<Option<u64>> {
@@ -312,8 +316,11 @@ impl Store {
             return Ok(None);
         }
         step!("evict.record");
-        self.delete_copies(id, &home, &place)
-            .map_err(|e| Error::new(e.kind(), format!("{} of tenant {}: {e}", place.key, home.tenant)))?;
+        if let Err(e) = self.delete_copies(id, &home, &place) {
+            // Under the lock of its key: it is linked.
+            self.index.lock().order.postpone(id.slot());
+            return Err(Error::new(e.kind(), format!("{} of tenant {}: {e}", place.key, home.tenant)));
+        }
         let (parent, name, bytes) = {
             let mut index = self.index.lock();
             let node = index.linked(id)?;
@@ -387,7 +394,7 @@ impl Store {
             return false;
         }
         log::warn!("a value of {} bytes grew in place past its quota and is evicted", blocks * 512);
-        self.evict(id, Reason::TenantQuota).is_ok()
+        self.evict(id, Reason::TenantQuota).is_ok_and(|went| went)
     }
 
     /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist); how many went.
@@ -412,7 +419,7 @@ impl Store {
                 Search::Nothing => return evicted,
             };
             match self.evict(victim, reason) {
-                Ok(_) => evicted += 1,
+                Ok(went) => evicted += u64::from(went),
                 Err(e) => {
                     log::warn!("cannot evict: {e}");
                     stuck.push(victim);

@@ -31,12 +31,14 @@ impl Index {
         self.unlink(id, now)
     }
 
-    /// The eviction order, and whether a node is linked still, for it to ask.
-    fn order_and_links(&mut self) -> (&mut Order, impl Fn(NodeId) -> bool + use<'_>) {
+    /// The eviction order, and whether a node is linked still and may have one of this tenant behind it, for it to ask: a
+    /// search passes pinned keys and those of other tenants, with what is between them.
+    fn order_and_links(&mut self, tenant: u32) -> (&mut Order, impl Fn(NodeId) -> bool + use<'_>) {
         let nodes = &self.nodes;
         let is_linked =
             |node: &Node, id: NodeId| node.state == State::Linked && node.generation == id.generation();
-        (&mut self.order, move |id| nodes.get(id.slot() as usize).is_some_and(|node| is_linked(node, id)))
+        let leads = move |node: &Node, id| is_linked(node, id) && node.tenant == tenant && !node.pinned;
+        (&mut self.order, move |id| nodes.get(id.slot() as usize).is_some_and(|node| leads(node, id)))
     }
 
     fn by(&self, id: NodeId, opener: Option<Opener>) -> Option<Use> {
@@ -59,7 +61,7 @@ impl Index {
     /// A linked value was opened, or marked as used.
     pub fn opened(&mut self, id: NodeId, opener: Option<Opener>, size_bytes: Option<u64>) {
         let by = self.by(id, opener);
-        let (order, is_linked) = self.order_and_links();
+        let (order, is_linked) = self.order_and_links(self.at(id.slot()).tenant);
         order.opened(id, by, size_bytes, is_linked);
     }
 
@@ -67,7 +69,7 @@ impl Index {
     pub fn published(&mut self, id: NodeId, opener: Option<Opener>, size_bytes: Option<u64>) {
         if self.linked(id).is_ok_and(|node| node.dir.is_none()) {
             let (by, key) = (self.by(id, opener), self.key_hash(id.slot()));
-            let (order, is_linked) = self.order_and_links();
+            let (order, is_linked) = self.order_and_links(self.at(id.slot()).tenant);
             order.published(id, key, by, size_bytes, is_linked);
         }
     }

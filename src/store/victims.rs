@@ -6,9 +6,10 @@
 //! aside under the lock. What was set aside was colder than all that stayed in the order, so once its tenant has more
 //! than its reserve, these keys go first. A key that is used goes back into the order.
 
-use super::evict::Slot;
+use super::evict::{Slot, Verdict};
 use super::index::{Index, Node, NodeId, Source, TenantEntry};
 use crate::config::limits;
+use crate::error::Result;
 
 /// What a search for a victim found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,28 @@ impl TenantEntry {
 }
 
 impl Index {
+    /// Pins or unpins a linked node.
+    pub fn set_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
+        let node = self.linked(id)?;
+        if node.pinned && !pinned {
+            self.order.unpinned(node.tenant);
+        }
+        self.count_pinned(id, pinned)
+    }
+
+    /// What is pinned counts.
+    pub(super) fn count_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
+        let node = self.linked(id)?;
+        let count = |on: bool| if on { node.blocks * 512 } else { 0 };
+        let (old, new, tenant) = (count(node.pinned), count(pinned), node.tenant as usize);
+        self.pinned_bytes = self.pinned_bytes - old + new;
+        if let Some(t) = self.tenants.get_mut(tenant) {
+            t.pinned_bytes = t.pinned_bytes - old + new;
+        }
+        self.nodes[id.slot() as usize].pinned = pinned;
+        Ok(())
+    }
+
     /// Bytes that no eviction on behalf of this tenant can free.
     pub(super) fn held_from(&self, number: u32) -> u64 {
         let held = |t: &TenantEntry| if t.home.number == number { t.pinned_bytes } else { t.held_bytes() };
@@ -44,9 +67,7 @@ impl Index {
     /// The coldest value that may go, of one tenant or of all, other than `protect` and `skip`. Of all, a tenant keeps
     /// its reserve.
     pub fn victim_of(&mut self, tenant: Option<u32>, protect: Option<NodeId>, skip: &[NodeId]) -> Search {
-        let asked = |_: &Index, node: &Node, id| {
-            tenant.is_none_or(|t| node.tenant == t) && Some(id) != protect && !skip.contains(&id)
-        };
+        let asked = |_: &Index, _: &Node, id| Some(id) != protect && !skip.contains(&id);
         self.victim(tenant, &asked)
     }
 
@@ -60,34 +81,36 @@ impl Index {
     }
 
     fn victim(&mut self, tenant: Option<u32>, asked: &dyn Fn(&Index, &Node, NodeId) -> bool) -> Search {
-        let may_go = |index: &Index, slot| {
+        let judge = |index: &Index, slot| {
             let (id, node) = (index.id_of(slot), index.at(slot));
-            !node.pinned
-                && node.writers == 0
+            if node.pinned || tenant.is_some_and(|t| node.tenant != t) {
+                return Verdict::Passed;
+            }
+            let goes = node.writers == 0
                 && asked(index, node, id)
                 && !index.is_closed(node.tenant)
-                && !index.in_transaction(id)
+                && !index.in_transaction(id);
+            if goes { Verdict::Goes } else { Verdict::Stays }
         };
+        let may_go = |index: &Index, slot| judge(index, slot) == Verdict::Goes;
         if let Some(slot) = self.set_aside_before(tenant, &may_go) {
             return Search::Found(self.id_of(slot));
         }
         let mut reserved = Vec::new();
-        let found = self.order.victim(&mut |slot| {
-            if !may_go(self, slot) {
-                return false;
+        let found = self.order.victim(tenant, &mut |slot| match judge(self, slot) {
+            Verdict::Goes if tenant.is_none() && self.is_reserved(slot) => {
+                reserved.push(slot);
+                if reserved.len() == limits::SET_ASIDE_AT_ONCE { Verdict::Goes } else { Verdict::Stays }
             }
-            if tenant.is_some() || !self.is_reserved(slot) {
-                return true;
-            }
-            reserved.push(slot);
-            reserved.len() == limits::SET_ASIDE_AT_ONCE
+            verdict => verdict,
         });
+        self.order.note_passed(tenant, found.passed);
         let is_bound = reserved.len() == limits::SET_ASIDE_AT_ONCE;
         for slot in reserved {
             let tenant = self.nodes[slot as usize].tenant;
             self.order.set_aside(slot, tenant);
         }
-        match found {
+        match found.slot {
             _ if is_bound => Search::Again,
             Some(slot) => Search::Found(self.id_of(slot)),
             None => Search::Nothing,

@@ -1,6 +1,6 @@
 //! The order of another policy, without victims: for work that may not evict.
 
-use super::{Admission, Heat, Later, Policy, Slot};
+use super::{Admission, Found, Heat, Later, Passed, Policy, Scope, Slot, Verdict};
 
 /// Keeps what the other one has.
 pub(super) struct Kept(pub(super) Box<dyn Policy>);
@@ -38,9 +38,13 @@ impl Policy for Kept {
         self.0.heat(slot)
     }
 
-    fn victim(&self, _: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        None
+    fn victim(&self, _: Scope, _: &mut dyn FnMut(Slot) -> Verdict) -> Found {
+        Found::default()
     }
+
+    fn note_passed(&mut self, _: Scope, _: Passed) {}
+
+    fn forget_passed(&mut self, _: Scope) {}
 
     fn order_later(&self) -> Later {
         self.0.order_later()

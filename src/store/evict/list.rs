@@ -3,23 +3,25 @@
 //! A policy keeps one or more lists over the same vector; a slot is in one of them or in none. What a policy knows of a
 //! slot stands beside its links, so that a touch finds both in one place.
 
-use super::Slot;
+use super::gaps::{Gap, Gaps};
+use super::{Scope, Slot, Verdict};
 
 /// Ends a list.
 const NIL: Slot = Slot::MAX;
 /// In `hotter`: the slot is in no list.
 const ABSENT: Slot = Slot::MAX - 1;
 
-/// The two ends of a list.
-#[derive(Debug, Clone, Copy)]
+/// The two ends of a list, and what searches passed between them.
+#[derive(Debug, Clone)]
 pub(super) struct Ends {
     cold: Slot,
     hot: Slot,
+    gaps: Gaps,
 }
 
 impl Default for Ends {
     fn default() -> Self {
-        Ends { cold: NIL, hot: NIL }
+        Ends { cold: NIL, hot: NIL, gaps: Gaps::default() }
     }
 }
 
@@ -27,6 +29,16 @@ impl Ends {
     /// The coldest slot.
     pub(super) fn coldest(&self) -> Option<Slot> {
         Some(self.cold).filter(|s| *s != NIL)
+    }
+
+    /// What a search of this scope passed.
+    pub(super) fn note(&mut self, scope: Scope, gap: Gap) {
+        self.gaps.note(scope, gap);
+    }
+
+    /// The next search of this scope asks about every slot.
+    pub(super) fn forget_gap(&mut self, scope: Scope) {
+        self.gaps.forget(scope);
     }
 }
 
@@ -120,8 +132,37 @@ impl<T: Copy + Default> Entries<T> {
             NIL => ends.hot = colder,
             hotter => self.entries[hotter as usize].colder = colder,
         }
+        ends.gaps.leave(slot, colder, hotter);
         self.entries[slot as usize].hotter = ABSENT;
         self.len -= 1;
+    }
+
+    /// The coldest slot of a list that may go, and the longest row of slots that were passed. Asks about none of a gap that
+    /// was noted.
+    pub(super) fn search(
+        &self,
+        ends: &Ends,
+        scope: Scope,
+        ask: &mut dyn FnMut(Slot) -> Verdict,
+    ) -> (Option<Slot>, Option<Gap>) {
+        let known = ends.gaps.of(scope);
+        let (mut longest, mut passed) = (None, None);
+        let mut at = ends.cold;
+        while let Some(entry) = self.entry(at) {
+            let mut next = entry.hotter;
+            if let Some(gap) = known.filter(|gap| gap.cold == at) {
+                passed = Some(Gap::joined(passed, gap));
+                next = self.entry(gap.hot).map_or(NIL, |hot| hot.hotter);
+            } else {
+                match ask(at) {
+                    Verdict::Goes => return (Some(at), Gap::longer(longest, passed)),
+                    Verdict::Passed => passed = Some(Gap::with(passed, at)),
+                    Verdict::Stays => longest = Gap::longer(longest, passed.take()),
+                }
+            }
+            at = next;
+        }
+        (None, Gap::longer(longest, passed))
     }
 
     /// A list from its cold end.

@@ -7,6 +7,7 @@
 use crate::config::{EvictOptions, PolicyName};
 
 mod aside;
+mod gaps;
 mod ghosts;
 mod kept;
 mod list;
@@ -22,6 +23,33 @@ pub use runs::{Opener, Use};
 
 /// One entry: a slot number of the index. Slots are dense and reused after [`Policy::remove`].
 pub type Slot = u32;
+
+/// Whose victim a search looks for: one tenant's, by its number, or anybody's.
+pub type Scope = Option<u32>;
+
+/// What a search is told of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the victim.
+    Goes,
+    /// Not this time.
+    Stays,
+    /// It is another tenant's, or pinned: no search of this scope need ask again until the slot moves, or
+    /// [`Policy::forget_passed`].
+    Passed,
+}
+
+/// What a search passed, by list.
+pub type Passed = Vec<(u8, gaps::Gap)>;
+
+/// What a search found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The victim.
+    pub slot: Option<Slot>,
+    /// For [`Policy::note_passed`].
+    pub passed: Passed,
+}
 
 /// What is known of a key that is admitted.
 #[derive(Debug, Clone, Copy, Default)]
@@ -111,9 +139,15 @@ pub trait Policy: Send {
         false
     }
 
-    /// The coldest slot for which `evictable` holds; it stays until it is removed. Asks about no slot behind
-    /// the one it returns, so the cost is one step for each colder slot that was refused.
-    fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot>;
+    /// The coldest slot of a scope that goes; it is there until it is removed. Asks about no slot behind the one it
+    /// returns, and about none that an earlier search passed, if that was noted.
+    fn victim(&self, scope: Scope, ask: &mut dyn FnMut(Slot) -> Verdict) -> Found;
+
+    /// Has the next searches of a scope step over what this one passed. Nothing has changed since.
+    fn note_passed(&mut self, scope: Scope, passed: Passed);
+
+    /// What was passed may go now: a key was unpinned.
+    fn forget_passed(&mut self, scope: Scope);
 
     /// All slots, coldest first: restoring them in this order into an empty policy makes it what this one is. Only a
     /// copy is made now.

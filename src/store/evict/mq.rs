@@ -6,7 +6,7 @@
 
 use super::ghosts::Ghosts;
 use super::list::{At, Ends, Entries};
-use super::{Admission, Heat, Later, Policy, Slot};
+use super::{Admission, Found, Heat, Later, Passed, Policy, Scope, Slot, Verdict};
 use crate::config::EvictOptions;
 
 /// What is known of a slot, beside its links: with them 16 bytes.
@@ -84,10 +84,6 @@ impl Mq {
             }
         }
     }
-
-    fn all(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.queues.iter().flat_map(|ends| self.entries.iter(ends))
-    }
 }
 
 impl Policy for Mq {
@@ -133,8 +129,26 @@ impl Policy for Mq {
         true
     }
 
-    fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        self.all().find(|s| evictable(*s))
+    fn victim(&self, scope: Scope, ask: &mut dyn FnMut(Slot) -> Verdict) -> Found {
+        let mut found = Found::default();
+        for (queue, ends) in (0..).zip(&self.queues) {
+            let (slot, gap) = self.entries.search(ends, scope, ask);
+            found.passed.extend(gap.map(|gap| (queue, gap)));
+            if slot.is_some() {
+                return Found { slot, ..found };
+            }
+        }
+        found
+    }
+
+    fn note_passed(&mut self, scope: Scope, passed: Passed) {
+        for (queue, gap) in passed {
+            self.queues[usize::from(queue)].note(scope, gap);
+        }
+    }
+
+    fn forget_passed(&mut self, scope: Scope) {
+        self.queues.iter_mut().for_each(|ends| ends.forget_gap(scope));
     }
 
     fn heat(&self, slot: Slot) -> Option<Heat> {

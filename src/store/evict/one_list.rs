@@ -2,7 +2,7 @@
 //! one run from its end; `fifo`: first published, first out, so that nothing moves a key but a new value.
 
 use super::list::{At, Ends, Entries};
-use super::{Admission, Heat, Later, Policy, Slot};
+use super::{Admission, Found, Heat, Later, Passed, Policy, Scope, Slot, Verdict};
 
 /// Slots in the order in which they came, or of their last touch; with chains those of a run in the opposite order.
 #[derive(Default, Clone)]
@@ -64,8 +64,17 @@ impl Policy for OneList {
         self.entries.unlink(&mut self.ends, slot);
     }
 
-    fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        self.entries.iter(&self.ends).find(|s| evictable(*s))
+    fn victim(&self, scope: Scope, ask: &mut dyn FnMut(Slot) -> Verdict) -> Found {
+        let (slot, gap) = self.entries.search(&self.ends, scope, ask);
+        Found { slot, passed: gap.into_iter().map(|gap| (0, gap)).collect() }
+    }
+
+    fn note_passed(&mut self, scope: Scope, passed: Passed) {
+        passed.into_iter().for_each(|(_, gap)| self.ends.note(scope, gap));
+    }
+
+    fn forget_passed(&mut self, scope: Scope) {
+        self.ends.forget_gap(scope);
     }
 
     fn order_later(&self) -> Later {

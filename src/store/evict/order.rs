@@ -2,7 +2,7 @@
 
 use super::aside::Aside;
 use super::runs::{Runs, Step, Use};
-use super::{Admission, Heat, Later, Policy, Slot};
+use super::{Admission, Found, Heat, Later, Passed, Policy, Scope, Slot, Verdict};
 use crate::store::node::NodeId;
 
 /// The eviction order of every linked value and symlink.
@@ -21,7 +21,7 @@ impl Order {
     }
 
     /// Where a use places its key. A node that a run ended with counts while `is_there` says so: its slot may have another
-    /// key by now.
+    /// key by now, or it may be one that searches for this key's tenant pass.
     fn step(&mut self, step: Option<Step>, is_there: impl Fn(NodeId) -> bool) -> (Option<Slot>, bool) {
         self.uses += 1;
         let Some(step) = step else { return (None, false) };
@@ -108,9 +108,30 @@ impl Order {
         self.aside.len()
     }
 
-    /// The coldest slot for which `evictable` holds, of those that were not set aside.
-    pub fn victim(&self, evictable: &mut dyn FnMut(Slot) -> bool) -> Option<Slot> {
-        self.policy.victim(evictable)
+    /// The coldest slot of a scope that goes, of those that were not set aside.
+    pub fn victim(&self, scope: Scope, ask: &mut dyn FnMut(Slot) -> Verdict) -> Found {
+        self.policy.victim(scope, ask)
+    }
+
+    /// Has the next searches of a scope step over what this one passed. Nothing has changed since.
+    pub fn note_passed(&mut self, scope: Scope, passed: Passed) {
+        self.policy.note_passed(scope, passed);
+    }
+
+    /// A key of a tenant may go that could not.
+    pub fn unpinned(&mut self, tenant: u32) {
+        self.policy.forget_passed(Some(tenant));
+        self.policy.forget_passed(None);
+    }
+
+    /// A key that could not be deleted goes to the hot end: it is tried again when its turn has come again, and is not
+    /// in the way of every eviction until then.
+    pub fn postpone(&mut self, slot: Slot) {
+        if let Some(heat) = self.aside.take(slot).or_else(|| self.policy.heat(slot)) {
+            // By way of a removal: not every policy moves what it has.
+            self.policy.remove(slot);
+            self.policy.restore(slot, heat);
+        }
     }
 
     /// All slots, coldest first, as they are now.

@@ -30,7 +30,7 @@ fn put(policy: &mut dyn Policy, slot: Slot) {
 }
 
 fn any(policy: &dyn Policy) -> Option<Slot> {
-    policy.victim(&mut |_| true)
+    policy.victim(None, &mut |_| Verdict::Goes).slot
 }
 
 fn order(policy: &dyn Policy) -> Vec<Slot> {
@@ -177,12 +177,12 @@ fn refused_slots_are_skipped_and_hotter_ones_not_asked() {
     for name in ALL {
         let policy = filled(name, &[A, B, C]);
         let mut asked = Vec::new();
-        let victim = policy.victim(&mut |s| {
+        let victim = policy.victim(None, &mut |s| {
             asked.push(s);
-            s == B
+            if s == B { Verdict::Goes } else { Verdict::Stays }
         });
-        assert_eq!((victim, asked), (Some(B), vec![A, B]), "{name:?}");
-        assert_eq!(policy.victim(&mut |_| false), None, "{name:?}");
+        assert_eq!((victim.slot, asked), (Some(B), vec![A, B]), "{name:?}");
+        assert_eq!(policy.victim(None, &mut |_| Verdict::Stays).slot, None, "{name:?}");
         assert_eq!(order(&*policy), [A, B, C], "{name:?}: asking changes nothing");
     }
 }
@@ -345,5 +345,102 @@ fn policies_agree_with_a_list() {
             assert_eq!(order(&*policy), expected, "{name:?} at step {step}");
             assert_eq!(policy.len(), expected.len(), "{name:?} at step {step}");
         }
+    }
+}
+
+/// The victim of a tenant, where a slot is the tenant's that it is told to be, and how many slots were asked about.
+fn victim_of(
+    policy: &mut dyn Policy,
+    scope: Scope,
+    judge: &dyn Fn(Slot) -> Verdict,
+) -> (Option<Slot>, usize) {
+    let mut asked = 0;
+    let found = policy.victim(scope, &mut |slot| {
+        asked += 1;
+        judge(slot)
+    });
+    policy.note_passed(scope, found.passed);
+    (found.slot, asked)
+}
+
+/// However many colder keys others have, a tenant's evictions step over each of them once.
+#[test]
+fn a_search_passes_what_is_not_its_own_once() {
+    const OTHERS: Slot = 1000;
+    let own = |slot| if slot >= OTHERS { Verdict::Goes } else { Verdict::Passed };
+    for name in ALL {
+        let mut policy = filled(name, &(0..OTHERS + 20).collect::<Vec<_>>());
+        let mut steps = Vec::new();
+        for expected in OTHERS..OTHERS + 10 {
+            let (victim, asked) = victim_of(&mut *policy, Some(1), &own);
+            assert_eq!(victim, Some(expected), "{name:?}");
+            policy.evicted(expected, key(expected));
+            steps.push(asked);
+        }
+        assert_eq!(steps, [vec![OTHERS as usize + 1], vec![1; 9]].concat(), "{name:?}");
+        // Others' keys may go at either end of what was passed, and come back behind it.
+        for slot in [0, 1, OTHERS - 1, 500] {
+            policy.remove(slot);
+            put(&mut *policy, slot);
+        }
+        assert_eq!(victim_of(&mut *policy, Some(1), &own), (Some(OTHERS + 10), 1), "{name:?}");
+        // A search of all has a memory of its own.
+        assert_eq!(victim_of(&mut *policy, None, &|_| Verdict::Goes), (Some(2), 1), "{name:?}");
+        if CHAINED.contains(&name) {
+            // A tail goes to the cold end, before all that was passed.
+            for (slot, expected) in [(OTHERS + 500, (Some(OTHERS + 500), 1)), (0, (Some(OTHERS + 10), 2))] {
+                policy.insert(slot, Admission { short: true, ..plain(slot) });
+                assert_eq!(victim_of(&mut *policy, Some(1), &own), expected, "{name:?}");
+                policy.remove(slot);
+            }
+        }
+        // One that has nothing that may go learns so at once.
+        let none = |_| Verdict::Passed;
+        victim_of(&mut *policy, Some(2), &none);
+        assert_eq!(victim_of(&mut *policy, Some(2), &none), (None, 0), "{name:?}");
+    }
+}
+
+/// What is remembered of searches changes no victim, whatever moves, goes, comes, is pinned and unpinned.
+#[test]
+fn searches_agree_with_a_list() {
+    const SLOTS: usize = 200;
+    let tenant_of = |slot: Slot| slot % 3;
+    for name in ALL {
+        let (mut policy, mut random) = (policy(name), Random(11));
+        let mut pinned = [false; SLOTS];
+        let mut saved = 0;
+        for step in 0..30_000 {
+            let slot = random.below(SLOTS) as Slot;
+            // Long rows of one tenant, and of pinned keys.
+            let slot = if step % 1000 < 500 { slot } else { slot - slot % 3 };
+            let leads = |a: &Slot| *a != slot && tenant_of(*a) == tenant_of(slot) && !pinned[*a as usize];
+            let after = Some(random.below(SLOTS) as Slot).filter(leads);
+            match random.below(12) {
+                0..=3 => policy.insert(slot, Admission { after, short: random.below(8) == 0, ..plain(slot) }),
+                4 => policy.remove(slot),
+                5 => policy.evicted(slot, key(slot)),
+                6 if random.below(4) == 0 => pinned[slot as usize] = true,
+                7 if random.below(8) == 0 => {
+                    pinned[slot as usize] = false;
+                    policy.forget_passed(Some(tenant_of(slot)));
+                    policy.forget_passed(None);
+                }
+                _ => policy.touch(slot, after),
+            }
+            let scope = Some(random.below(4) as u32).filter(|tenant| *tenant < 3);
+            let busy = random.below(SLOTS) as Slot;
+            let judge = |slot: Slot| match slot {
+                _ if pinned[slot as usize] || scope.is_some_and(|t| t != tenant_of(slot)) => Verdict::Passed,
+                _ if slot % 7 == busy % 7 => Verdict::Stays,
+                _ => Verdict::Goes,
+            };
+            let listed = order(&*policy);
+            let at = listed.iter().position(|slot| judge(*slot) == Verdict::Goes);
+            let (victim, asked) = victim_of(&mut *policy, scope, &judge);
+            assert_eq!(victim, at.map(|at| listed[at]), "{name:?} at step {step}");
+            saved += at.map_or(listed.len(), |at| at + 1) - asked;
+        }
+        assert!(saved > 1000, "{name:?}: {saved}");
     }
 }

@@ -44,6 +44,7 @@ mod reserve;
 mod room;
 mod ttl;
 mod unspelled;
+mod victims;
 
 /// Fail points and the collision seam are global to the process: whoever sets one, or runs into one, holds this.
 static GLOBAL: Mutex<()> = Mutex::new(());

@@ -206,6 +206,24 @@ fn evictions_are_in_line_only_where_the_keeper_cannot_be_ahead() {
     bench.sound();
 }
 
+/// Below the high watermark one tenant's quota is nothing to the others.
+#[test]
+fn a_tenant_over_its_quota_costs_others_nothing() {
+    let quota = Quota { size_bytes: Some(1024 * KIB), max_keys: None, high_percent: 90, low_percent: 10 };
+    let bench = Bench::new(StoreSettings { quota, ..StoreSettings::default() });
+    for name in [b"a", b"b", b"c", b"d"] {
+        put(&bench, name, &VALUE).unwrap();
+    }
+    let node = bench.make_tenant(b"t", 0o755, 0, 0).unwrap();
+    for name in [b"x", b"y", b"z"] {
+        put_in(&bench, node, name, &VALUE).unwrap();
+    }
+    bench.set_tenant_quota(&tenant("t"), Some(64 * KIB)).unwrap();
+    bench.keep();
+    assert_eq!((names(&bench).len(), bench.usage(Some(&tenant("t"))).1), (4, 1));
+    bench.sound();
+}
+
 /// A tenant that cannot come back under its quota, since all it has is pinned, is no excuse for another.
 #[test]
 fn the_keeper_brings_every_tenant_back_that_it_can() {
@@ -291,4 +309,24 @@ fn values_are_emptied_beside_each_other() {
     while size(&first) > 0 {
         bench.count_staged();
     }
+}
+
+/// A value that is begun at the very moment when the watch would rest, and believes it awake.
+#[cfg(feature = "failpoints")]
+#[test]
+fn the_watch_does_not_rest_beside_a_writer() {
+    let bench = of_size(64);
+    let _scenario = fail::FailScenario::setup();
+    assert!(bench.keeper.may_rest(), "nothing is being written");
+    let staged = Arc::new(Mutex::new(None));
+    let (store, begun) = (Arc::clone(&*bench), Arc::clone(&staged));
+    let dir = default_dir(&bench);
+    let begin = move || {
+        begun.lock().get_or_insert_with(|| stage(&store, dir, b"a", b"x").unwrap());
+    };
+    fail::cfg_callback("watch.rest", begin).unwrap();
+    assert!(!bench.keeper.may_rest());
+    fail::remove("watch.rest");
+    staged.lock().take();
+    assert!(bench.keeper.may_rest(), "it was given up");
 }
