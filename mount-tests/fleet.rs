@@ -152,7 +152,8 @@ fn requests_outlive_the_leader() {
 fn without_a_quorum_mounts_serve_and_nothing_completes() {
     let Some((mut cluster, mounts)) = fleet::<2>(3) else { return };
     mounts.iter().for_each(fill);
-    (cluster.kill(0), cluster.kill(1));
+    cluster.kill(0);
+    cluster.kill(1);
     let (done, reply) = mounts[0].control("remove-all scope=global id=later");
     assert_eq!(done, Err(libc::EHOSTUNREACH), "{reply}");
     assert!(reply["message"].as_str().unwrap().contains("quorum"), "{reply}");
@@ -162,7 +163,8 @@ fn without_a_quorum_mounts_serve_and_nothing_completes() {
         assert_eq!(fs::read_to_string(m.mnt.join("default/new")).unwrap(), "served");
         assert_eq!(m.status()["state"], "ready");
     }
-    (cluster.revive(0), cluster.revive(1));
+    cluster.revive(0);
+    cluster.revive(1);
     let generation = submit(&mounts[0], "scope=global id=later");
     assert!(wait_until(PATIENCE, || is_complete(&mounts[1], generation)));
     assert!(mounts.iter().all(|m| !has(m, "default")));

@@ -205,7 +205,8 @@ impl Client {
             return Err(judge(endpoint, status, refusal));
         }
         match (status, answer) {
-            (200, Ok(answer)) => Ok(answer),
+            (200, Ok(answer)) if answer.is_object() => Ok(answer),
+            (200, Ok(_)) => Err(Attempt::Elsewhere("an answer that is no object".to_owned())),
             // Cut off, or written by what stands in between.
             (200, Err(e)) => Err(Attempt::Elsewhere(format!("an answer that is no JSON ({e})"))),
             (404, _) => Err(Attempt::Final(self.without_gateway(endpoint)?)),

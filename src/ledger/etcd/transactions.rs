@@ -23,7 +23,7 @@ impl EtcdLedger {
     pub(super) fn read_all(&self, mut ranges: Vec<Range>) -> Result<Vec<Found>> {
         let asked = ranges.len();
         ranges.push(Range::one(&self.keys.ledger_id()));
-        let txn = Txn { compare: Vec::new(), success: ranges.into_iter().map(Op::RequestRange).collect() };
+        let txn = Txn { compare: Vec::new(), success: ranges.into_iter().map(Op::Range).collect() };
         let answer: TxnAnswer = self.client.call(TXN, &txn)?;
         let found: Option<Vec<Found>> = answer.responses.into_iter().map(|r| r.response_range).collect();
         let mut found = found
@@ -113,7 +113,7 @@ impl EtcdLedger {
 
     /// What an operator does who clears the prefix.
     pub(in super::super) fn empty_for_a_test(&self) {
-        let txn = Txn { compare: Vec::new(), success: vec![Op::RequestDeleteRange(self.everything())] };
+        let txn = Txn { compare: Vec::new(), success: vec![Op::DeleteRange(self.everything())] };
         self.client.call::<TxnAnswer>(TXN, &txn).unwrap();
     }
 

@@ -116,11 +116,13 @@ impl Compare {
 
 /// A part of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
 pub(super) enum Op {
-    RequestRange(Range),
-    RequestPut(Put),
-    RequestDeleteRange(Range),
+    #[serde(rename = "request_range")]
+    Range(Range),
+    #[serde(rename = "request_put")]
+    Put(Put),
+    #[serde(rename = "request_delete_range")]
+    DeleteRange(Range),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -134,17 +136,17 @@ pub(super) struct Put {
 impl Op {
     pub(super) fn put(key: &str, value: impl Into<String>) -> Op {
         let value = Bytes(value.into().into_bytes());
-        Op::RequestPut(Put { key: Bytes(key.into()), value, lease: None })
+        Op::Put(Put { key: Bytes(key.into()), value, lease: None })
     }
 
     /// The key goes with the lease.
     pub(super) fn put_leased(key: &str, value: impl Into<String>, lease: Int) -> Op {
         let value = Bytes(value.into().into_bytes());
-        Op::RequestPut(Put { key: Bytes(key.into()), value, lease: Some(lease) })
+        Op::Put(Put { key: Bytes(key.into()), value, lease: Some(lease) })
     }
 
     pub(super) fn delete(key: &str) -> Op {
-        Op::RequestDeleteRange(Range::one(key))
+        Op::DeleteRange(Range::one(key))
     }
 }
 
@@ -295,7 +297,7 @@ mod tests {
                 Op::put("p/seq", "8"),
                 Op::put_leased("p/session/x", "", Int(i64::MAX)),
                 Op::delete("p/open/1"),
-                Op::RequestRange(Range::below("p/req/").first(2)),
+                Op::Range(Range::below("p/req/").first(2)),
             ],
         };
         let expected = json!({
@@ -343,7 +345,7 @@ mod tests {
             r#"{"kvs":[{"key":"YQ==","mod_revision":1.5}]}"#,
             r#"{"kvs":[{"key":"YQ==","mod_revision":[]}]}"#,
             r#"{"kvs":7}"#,
-            "[]",
+            "7",
         ] {
             assert!(serde_json::from_str::<Found>(bad).is_err(), "{bad}");
         }

@@ -97,7 +97,8 @@ fn a_request_is_complete_when_every_target_has_acknowledged_it() {
         ledger.ack(two, &tenant("a"), Generation(1)).unwrap();
         let mut whole = ledger.request(&by_number(1)).unwrap();
         let mut both = [one, two];
-        (whole.acked.sort(), both.sort());
+        whole.acked.sort();
+        both.sort();
         assert_eq!((whole.state, whole.acked), (State::Complete, both.to_vec()));
         assert!(whole.completed_ms >= Some(whole.submitted_ms));
     });
