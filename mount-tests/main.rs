@@ -3,7 +3,7 @@
 //! Each test makes its own store and mount below the temporary directory and removes both. Where mounting is not
 //! possible (no /dev/fuse, not root) a test says so and returns. `FENCEFS_TEST_PASSTHROUGH` (`on`, `off`, `both`)
 //! picks how values travel; `FENCEFS_TEST_CHECKSUM` (`on`) mounts all stores with checksums; `FENCEFS_TEST_ROUNDS` sets how often the crash test kills the daemon,
-//! `FENCEFS_TEST_STORM_KILLS` how often the storm does; `FENCEFS_TEST_SEED` repeats one storm. With the feature
+//! `FENCEFS_TEST_STORM_KILLS` how often the storm does, `FENCEFS_TEST_LEADER_KILLS` how often the leader of etcd is; `FENCEFS_TEST_SEED` repeats one storm. With the feature
 //! `failpoints` the removal is stopped, stalled and made to fail at each of its steps.
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected must fail where it stands")]
 
@@ -11,8 +11,10 @@ mod awake;
 mod by_key;
 mod checksum;
 mod cli;
+mod etcd;
 mod eviction;
 mod fence;
+mod fleet;
 mod fsck;
 mod full_disk;
 mod harness;

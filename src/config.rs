@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
+mod coordinator;
 mod evict;
 
+pub use coordinator::{Coordinator, CoordinatorWords, EtcdSettings, EtcdTls, EtcdUser, Secret};
 pub use evict::{
     DEFAULT_ORDER_INTERVAL, EvictOptions, MAX_EVICT_PERCENT, MAX_ORDER_INTERVAL, MAX_QUEUES, PolicyName,
     parse_order_interval,
@@ -126,18 +128,6 @@ impl FromStr for Passthrough {
     }
 }
 
-/// Who keeps the removal requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Coordinator {
-    /// The store's own ledger.
-    Local,
-}
-
-impl Coordinator {
-    /// Every choice, by the name that a person types.
-    pub const NAMES: [(&'static str, Self); 1] = [("local", Self::Local)];
-}
-
 /// A Mooncake directory that is served in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachLegacy {
@@ -235,6 +225,8 @@ impl Default for MountSettings {
 /// Bounds of every queue, list and wait.
 pub mod limits {
     use std::time::Duration;
+
+    pub use super::coordinator::limits::*;
 
     /// Records kept in quarantine; the next one is removed instead.
     pub const QUARANTINED_RECORDS: usize = 1000;

@@ -61,6 +61,8 @@ pub enum Kind {
     StaleGeneration,
     /// The daemon did not answer in time.
     NoAnswer,
+    /// The coordinator does not answer: what was asked of it may have happened.
+    Unreachable,
     /// The disk failed: the operating system's errno.
     Io(i32),
 }
@@ -119,6 +121,7 @@ impl Error {
             Kind::Range => libc::ERANGE,
             Kind::TooMany => libc::EMFILE,
             Kind::NoAnswer => libc::ETIMEDOUT,
+            Kind::Unreachable => libc::EHOSTUNREACH,
             Kind::Io(errno) => errno,
         }
     }
@@ -192,6 +195,7 @@ pub fn errno_name(errno: i32) -> &'static str {
         libc::EMFILE => "EMFILE",
         libc::ENFILE => "ENFILE",
         libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::EHOSTUNREACH => "EHOSTUNREACH",
         libc::ENOTCONN => "ENOTCONN",
         libc::ECONNABORTED => "ECONNABORTED",
         libc::E2BIG => "E2BIG",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::mount_args::{QuotaArgs, named};
 use super::progress::Progress;
 use super::{mountinfo, mountpoint, path, print};
-use crate::config::{Checksum, StoreSettings};
+use crate::config::{Checksum, Coordinator, StoreSettings};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy::FSDIR;
@@ -75,7 +75,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut shown = Progress::new();
     let update = &mut |phase: &str, count| shown.update(phase, count);
-    let removals = Removals::open(&args.store, &args.settings()?, update)?;
+    let removals = Removals::open(&args.store, &args.settings()?, &Coordinator::Local, update)?;
     let opened = removals.wait_until_open(update);
     let update = &mut |phase: &str, count, total| shown.update_of(phase, count, total);
     let options = Options { replace: args.replace };

@@ -14,6 +14,7 @@ use crate::error::{Error, Kind, Result};
 
 mod argv;
 mod control_client;
+mod coordinator;
 mod daemon;
 mod forget;
 mod fsck;
@@ -203,7 +204,9 @@ mod tests {
             &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a"],
             &["mount", "/s", "/m", "--attach-legacy", "/l", "--map-tenant", "a=b", "--map-tenant", "a=c"],
             &["mount", "/s", "/m", "--coordinator", "remote"],
-            &["mount", "/s", "/m", "--coordinator", "etcd://h:2379/p"],
+            &["mount", "/s", "/m", "--coordinator", "etcd://h:2379"],
+            &["mount", "/s", "/m", "--coordinator", "etcd://h:2379/p?user=u&password=p"],
+            &["mount", "/s", "/m", "--coordinator", "etcd://h:2379/p?cert=c"],
             &["mount", "/s", "/m", "--metrics-listen", "9100"],
             &["mount", "/s", "/m", "--metrics-listen", "localhost:9100"],
             &["mount", "/s", "/m", "-o", "bogus"],

@@ -15,7 +15,7 @@ use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
 use super::mountpoint::{self, Place};
 use super::{guard, mountinfo, progress};
-use crate::config::{AttachLegacy, StoreSettings};
+use crate::config::{AttachLegacy, Coordinator, StoreSettings};
 use crate::control::removals::Removals;
 use crate::control::report;
 use crate::control::scrape::Listener;
@@ -55,6 +55,7 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
     // By a path from here, before the daemon goes elsewhere.
     let attach = args.attach(&place.mountpoint)?;
+    let coordinator = args.coordinator()?;
     // Before the store is touched: a port that is taken is found out at once.
     let metrics = args.metrics_listen.map(Listener::bind).transpose()?;
     raise_file_limit();
@@ -63,10 +64,12 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     std::env::set_current_dir("/").map_err(|e| Error::os("cannot change to the root directory", e))?;
 
     let removals = match &mut ready {
-        Some(ready) => open(&place, args, attach, &mut |phase, count| ready.progress(phase, count))?,
+        Some(ready) => {
+            open(&place, args, (attach, &coordinator), &mut |phase, count| ready.progress(phase, count))?
+        }
         None => {
             let mut shown = progress::Progress::new();
-            open(&place, args, attach, &mut |phase, count| shown.update(phase, count))?
+            open(&place, args, (attach, &coordinator), &mut |phase, count| shown.update(phase, count))?
         }
     };
     let in_background = ready.is_some();
@@ -135,13 +138,13 @@ fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
 fn open(
     place: &Place,
     args: &MountArgs,
-    attach: Option<AttachLegacy>,
+    (attach, coordinator): (Option<AttachLegacy>, &Coordinator),
     progress: &mut dyn FnMut(&str, u64),
 ) -> Result<Arc<Removals>> {
     let settings = StoreSettings { attach, ..args.store_settings()? };
     let deadline = Instant::now() + CLOSING_WAIT;
     loop {
-        let locked = match Removals::open(&place.store, &settings, progress) {
+        let locked = match Removals::open(&place.store, &settings, coordinator, progress) {
             Err(e) if e.kind() == Kind::Locked => e,
             other => return other,
         };

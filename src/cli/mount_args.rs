@@ -11,9 +11,10 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
+use super::coordinator;
 use crate::config::{
-    self, AttachLegacy, Checksum, Coordinator, Durability, EvictOptions, MountSettings, Passthrough,
-    PolicyName, Quota, StoreSettings,
+    self, AttachLegacy, Checksum, Coordinator, CoordinatorWords, Durability, EvictOptions, MountSettings,
+    Passthrough, PolicyName, Quota, StoreSettings,
 };
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy;
@@ -71,9 +72,13 @@ pub(super) struct MountArgs {
     /// Let processors sleep between requests: saves power, and costs time where waking one takes long
     #[arg(long, help_heading = BEHAVIOUR)]
     no_keep_awake: bool,
-    /// Who keeps the removal requests; this version knows the store itself
-    #[arg(long, value_name = "WHO", value_parser = named(&Coordinator::NAMES), default_value = "local", help_heading = BEHAVIOUR)]
-    coordinator: Coordinator,
+    /// Who keeps the removal requests: local, the store itself, or etcd://HOST:PORT[,HOST:PORT...]/PREFIX, for a fleet
+    /// that shares them; ?ca=FILE&cert=FILE&key=FILE for TLS [default: local]
+    #[arg(long, value_name = "WHO", help_heading = FLEET)]
+    coordinator: Option<CoordinatorWords>,
+    /// A file with lines coordinator=, ca=, cert=, key=, user=, password=, so that no secret is on a command line
+    #[arg(long, value_name = "FILE", help_heading = FLEET)]
+    coordinator_file: Option<PathBuf>,
     /// Serve a Mooncake file-per-key directory in place: DIR, or DIR/file_per_key_dir itself; keys move into the store as they
     /// are rewritten
     #[arg(long, value_name = "DIR", help_heading = LEGACY)]
@@ -152,6 +157,7 @@ impl QuotaArgs {
 
 const QUOTA: &str = "Quota and eviction";
 const BEHAVIOUR: &str = "Behaviour";
+const FLEET: &str = "Fleet";
 const ACCESS: &str = "Access";
 const LEGACY: &str = "Legacy directory";
 const LOGGING: &str = "Logging and metrics";
@@ -200,10 +206,20 @@ impl MountArgs {
                 "--legacy-fsdir and --map-tenant say something of --attach-legacy, which is not there",
             ));
         }
-        let Coordinator::Local = self.coordinator;
+        if let (Some(words), None) = (&self.coordinator, &self.coordinator_file)
+            && words.file().is_none()
+        {
+            words.coordinator()?;
+        }
         TenantMap::new(self.map_tenant.iter().map(|w| TenantRule::parse(w)).collect::<Result<Vec<_>>>()?)?;
         self.evict_options()?;
         self.quota.quota().map(drop)
+    }
+
+    /// Who keeps the removal requests. Reads the file that says more of it, so it is asked for before the daemon changes
+    /// its directory.
+    pub(super) fn coordinator(&self) -> Result<Coordinator> {
+        coordinator::read(self.coordinator.clone().unwrap_or_default(), self.coordinator_file.as_deref())
     }
 
     fn evict_options(&self) -> Result<EvictOptions> {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::limits;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::ledger::{Ledger, Pending, Request, RequestName, State};
 use crate::scope::{Generation, Mode, Scope};
 use crate::store::Store;
@@ -38,6 +38,8 @@ struct Work {
     open: BTreeMap<Generation, Scope>,
     /// The ledger may know others, or that one is complete.
     uncounted: bool,
+    /// How often `open` was changed: what the ledger said before the last change does not count.
+    changes: u64,
     /// The trash may hold what no removal waits for.
     garbage: bool,
     collecting: bool,
@@ -106,6 +108,7 @@ impl Work {
 
     fn take_on(&mut self, request: &Request) {
         self.open.insert(request.generation, request.scope.clone());
+        self.changes += 1;
     }
 
     fn tell(&mut self, generations: &[Generation]) {
@@ -117,7 +120,7 @@ impl Work {
 
 impl Agent {
     pub(super) fn start(store: Arc<Store>, ledger: Arc<dyn Ledger>) -> Result<Arc<Agent>> {
-        let work = Work { woken: true, garbage: true, open: open_of(ledger.requests()?), ..Work::default() };
+        let work = Work { woken: true, garbage: true, open: ledger.unfinished()?, ..Work::default() };
         let agent = Arc::new(Agent { store, ledger, work: Mutex::new(work), changed: Condvar::new() });
         let running = Arc::clone(&agent);
         spawn("fencefs-removals", move || running.run())?;
@@ -141,17 +144,17 @@ impl Agent {
         self.changed.notify_all();
     }
 
-    /// A request was made. It may be settled by now: then nobody comes back to it.
+    /// A request was made. It may be settled by now: then nobody comes back to it but the next count.
     pub(super) fn take_on(&self, request: &Request) {
+        let now = self.ledger.request(&RequestName::Generation(request.generation));
+        let is_complete = now.as_ref().is_ok_and(|now| now.state == State::Complete);
+        if let Err(e) = now {
+            log::warn!("cannot look at request {} again: {e}", request.generation);
+        }
         let mut work = self.work.lock();
-        match self.ledger.request(&RequestName::Generation(request.generation)) {
-            Ok(now) if now.state == State::Complete => {}
-            Ok(_) => work.take_on(request),
-            Err(e) => {
-                log::warn!("cannot look at request {} again: {e}", request.generation);
-                work.take_on(request);
-                work.uncounted = true;
-            }
+        if !is_complete {
+            work.take_on(request);
+            work.uncounted = true;
         }
         work.woken = true;
         self.changed.notify_all();
@@ -203,7 +206,9 @@ impl Agent {
             {
                 let mut work = self.work.lock();
                 while !work.woken && !work.stop {
-                    match work.next_due(looked) {
+                    // What others do wakes nobody here.
+                    let polled = self.ledger.poll_every().map(|pause| looked + pause);
+                    match work.next_due(looked).into_iter().chain(polled).min() {
                         None => self.changed.wait(&mut work),
                         Some(due) => {
                             if self.changed.wait_until(&mut work, due).timed_out() {
@@ -212,6 +217,8 @@ impl Agent {
                         }
                     }
                 }
+                // It was an interval that ended, or it may just as well have been.
+                work.uncounted |= self.ledger.poll_every().is_some() && !work.open.is_empty();
                 work.woken = false;
                 if work.stop {
                     while !work.running.is_empty() || work.collecting {
@@ -237,12 +244,10 @@ impl Agent {
     /// Starts what is due.
     fn look(self: &Arc<Self>, now: Instant) -> Result<()> {
         let pending = self.ledger.poll(self.store.storage().identity())?;
+        self.store.storage().note_asked(&pending)?;
         self.open_acknowledged(&pending);
+        self.recount()?;
         let mut work = self.work.lock();
-        if work.uncounted {
-            // Under the lock, as an attempt that ends takes its requests away only after the ledger shows it.
-            work.recount(open_of(self.ledger.requests()?));
-        }
         for removal in work.startable(&pending, now) {
             work.running.insert(removal.scope.clone(), removal.generation);
             let agent = Arc::clone(self);
@@ -261,6 +266,21 @@ impl Agent {
                 (work.collecting, work.garbage) = (false, true);
                 return Err(e);
             }
+        }
+        Ok(())
+    }
+
+    /// Counts what is open. Not under the lock, since a coordinator may be slow to answer; so the answer counts only if
+    /// nothing was changed meanwhile.
+    fn recount(&self) -> Result<()> {
+        let before = Some(self.work.lock()).filter(|work| work.uncounted).map(|work| work.changes);
+        let Some(before) = before else { return Ok(()) };
+        let open = self.ledger.unfinished()?;
+        let mut work = self.work.lock();
+        if work.changes == before {
+            work.recount(open);
+        } else {
+            work.woken = true;
         }
         Ok(())
     }
@@ -318,18 +338,21 @@ impl Agent {
                 }
             }
         }
+        let settled = self.work.lock().settled_by(scope, generation);
+        // With several targets, another's acknowledgement may be missing.
+        let is_complete = |g: &Generation| match self.ledger.request(&RequestName::Generation(*g)) {
+            Ok(request) => request.state == State::Complete,
+            Err(e) => e.kind() == Kind::NotFound,
+        };
+        let complete: Vec<_> = settled.iter().copied().filter(|g| done.is_ok() && is_complete(g)).collect();
         let mut work = self.work.lock();
         work.running.remove(scope);
-        let settled = work.settled_by(scope, generation);
+        work.changes += 1;
+        work.uncounted |= done.is_ok() && complete.len() < settled.len();
         match done {
             Ok(()) => {
                 work.failed.retain(|failed, _| !scope.includes(failed));
-                // With several targets, another's acknowledgement may be missing.
-                let is_complete = |g: &Generation| {
-                    let request = self.ledger.request(&RequestName::Generation(*g));
-                    request.map_or(true, |r| r.state == State::Complete)
-                };
-                work.open.retain(|g, _| !settled.contains(g) || !is_complete(g));
+                work.open.retain(|g, _| !complete.contains(g));
             }
             Err(_) => {
                 let pause = Pause::after(work.failed.get(scope).copied());
@@ -356,11 +379,6 @@ impl Agent {
         work.woken = true;
         self.changed.notify_all();
     }
-}
-
-fn open_of(requests: Vec<Request>) -> BTreeMap<Generation, Scope> {
-    let open = requests.into_iter().filter(|r| r.state != State::Complete);
-    open.map(|r| (r.generation, r.scope)).collect()
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use uuid::Uuid;
 
 use super::agent::Agent;
-use crate::config::{StoreSettings, limits};
+use crate::config::{Coordinator, StoreSettings, limits};
 use crate::error::{Error, Kind, Result};
-use crate::ledger::{Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
+use crate::ledger::{EtcdLedger, Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
 use crate::scope::{Generation, Mode, Scope};
 use crate::store::{Store, StoreRoot};
 
@@ -28,12 +29,18 @@ impl Removals {
     pub fn open(
         root: &Path,
         settings: &StoreSettings,
+        coordinator: &Coordinator,
         progress: &mut dyn FnMut(&str, u64),
     ) -> Result<Arc<Removals>> {
         let root = StoreRoot::lock(root)?;
-        let ledger: Arc<dyn Ledger> = Arc::new(LocalLedger::new(Arc::clone(root.ledger())));
-        root.storage().register_with(&*ledger)?;
-        let pending = ledger.poll(root.storage_id())?;
+        let ledger: Arc<dyn Ledger> = match coordinator {
+            Coordinator::Local => Arc::new(LocalLedger::new(Arc::clone(root.ledger()))),
+            Coordinator::Etcd(settings) => Arc::new(EtcdLedger::new(settings)?),
+        };
+        reached(&*ledger, progress, || root.storage().take_part(&*ledger))?;
+        // What is pending is closed before anybody sees the mount: without this answer there is none.
+        let pending = reached(&*ledger, progress, || ledger.poll(root.storage_id()))?;
+        root.storage().note_asked(&pending)?;
         let store = Store::open(root, settings, &pending, progress)?;
         let agent = Agent::start(Arc::clone(&store), Arc::clone(&ledger))?;
         Ok(Arc::new(Removals { store, ledger, agent }))
@@ -210,6 +217,25 @@ impl Removals {
     }
 }
 
+/// What a coordinator answers, asked until it does: a host may start before the cluster has its quorum.
+fn reached<T>(
+    ledger: &dyn Ledger,
+    progress: &mut dyn FnMut(&str, u64),
+    ask: impl Fn() -> Result<T>,
+) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        let why = match ask() {
+            Err(e) if e.kind() == Kind::Unreachable => e,
+            other => return other,
+        };
+        log::warn!("not mounted yet, the coordinator does not answer: {why}");
+        let waited = began.elapsed().as_secs();
+        progress(&format!("seconds of waiting for the coordinator {}", ledger.coordinator()), waited);
+        std::thread::sleep(limits::LEDGER_RETRY);
+    }
+}
+
 /// Retires a storage identity at the ledger of a store that is not mounted; not the store's own.
 pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
     let root = StoreRoot::lock(root)?;
@@ -226,7 +252,12 @@ pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
 mod tests {
     use super::*;
     use crate::key::Tenant;
-    use std::time::{Duration, Instant};
+    use crate::ledger::tests::etcd_server::EtcdServer;
+    use std::time::Duration;
+
+    fn open(store: &Path, coordinator: &Coordinator) -> Arc<Removals> {
+        Removals::open(store, &StoreSettings::default(), coordinator, &mut |_, _| {}).unwrap()
+    }
 
     fn wait_until(condition: impl Fn() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(60);
@@ -240,8 +271,7 @@ mod tests {
     #[test]
     fn a_request_of_two_targets_is_pending_until_both_have_acknowledged_it() {
         let dir = tempfile::tempdir().unwrap();
-        let removals =
-            Removals::open(&dir.path().join("store"), &StoreSettings::default(), &mut |_, _| {}).unwrap();
+        let removals = open(&dir.path().join("store"), &Coordinator::Local);
         let other = Uuid::new_v4();
         removals.ledger.register(other, &[], Uuid::new_v4()).unwrap();
         let scope = Scope::Tenant(Tenant::default_tenant());
@@ -254,6 +284,80 @@ mod tests {
         assert!(wait_until(|| removals.pending_count() == 0));
         let now = removals.request(&RequestName::Generation(made.generation)).unwrap();
         assert_eq!(now.state, State::Complete);
+        removals.close().unwrap();
+    }
+
+    /// Two hosts and one etcd: a request made at one is carried out by both, and complete when both have acknowledged it.
+    #[test]
+    fn two_stores_at_one_coordinator_carry_out_what_either_was_asked() {
+        let Some(server) = EtcdServer::shared() else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let coordinator = Coordinator::Etcd(server.settings());
+        let [one, two] = ["one", "two"].map(|name| open(&dir.path().join(name), &coordinator));
+        let scope = Scope::Tenant(Tenant::default_tenant());
+        let made = one.submit(&scope, Mode::Physical, Some("both")).unwrap().request;
+        let name = RequestName::Id("both".into());
+        assert!(wait_until(|| two.request(&name).unwrap().state == State::Complete));
+        let request = one.request(&name).unwrap();
+        let storages = [&one, &two].map(|r| r.store().storage().identity());
+        assert!(storages.iter().all(|id| request.acked.contains(id)), "{request:?}");
+        for removals in [&one, &two] {
+            assert!(removals.store().storage().covers(&scope, made.generation));
+            assert!(wait_until(|| removals.pending_count() == 0));
+        }
+        // One that is away holds up the next, which is complete when it is back.
+        two.close().unwrap();
+        drop(two);
+        let made = one.submit(&Scope::Global, Mode::Physical, None).unwrap().request;
+        assert!(wait_until(|| one.store().storage().covers(&Scope::Global, made.generation)));
+        let name = RequestName::Generation(made.generation);
+        assert!(wait_until(|| one.request(&name).unwrap().acked == [storages[0]]));
+        assert_ne!(one.request(&name).unwrap().state, State::Complete);
+        let two = open(&dir.path().join("two"), &coordinator);
+        assert!(wait_until(|| one.request(&name).unwrap().state == State::Complete));
+        assert!(wait_until(|| one.pending_count() == 0));
+        for removals in [one, two] {
+            removals.close().unwrap();
+        }
+    }
+
+    /// A daemon whose coordinator is gone serves, refuses what it cannot record, and goes on when it is back.
+    #[test]
+    fn without_its_coordinator_a_store_serves_and_refuses_requests() {
+        let Some(mut server) = EtcdServer::start(&[]) else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let coordinator = Coordinator::Etcd(server.settings());
+        let store = dir.path().join("store");
+        let removals = open(&store, &coordinator);
+        server.stop();
+        let scope = Scope::Tenant(Tenant::default_tenant());
+        let e = removals.submit(&scope, Mode::Physical, Some("x")).unwrap_err();
+        assert_eq!(e.kind(), Kind::Unreachable, "{e}");
+        assert!(e.to_string().contains(&server.endpoint()), "{e}");
+        assert_eq!(removals.store().status().state, "ready");
+        server.start_again();
+        let made = removals.submit(&scope, Mode::Physical, Some("x")).unwrap().request;
+        assert_eq!(made.generation, Generation(1));
+        let name = RequestName::Generation(made.generation);
+        assert!(wait_until(|| removals.request(&name).unwrap().state == State::Complete));
+        removals.close().unwrap();
+        drop(removals);
+
+        // A start waits for the first answer, and says for whom.
+        server.stop();
+        let said = std::sync::Mutex::new(Vec::new());
+        let removals = std::thread::scope(|s| {
+            let started = s.spawn(|| {
+                let mut tell = |phase: &str, _| said.lock().unwrap().push(phase.to_owned());
+                Removals::open(&store, &StoreSettings::default(), &coordinator, &mut tell).unwrap()
+            });
+            let is_waiting = || said.lock().unwrap().iter().any(|p| p.contains(&server.endpoint()));
+            assert!(wait_until(is_waiting));
+            assert!(!started.is_finished());
+            server.start_again();
+            started.join().unwrap()
+        });
+        assert_eq!(removals.request(&name).unwrap().state, State::Complete);
         removals.close().unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! The ledger of a store that has no coordinator beside it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -47,6 +48,17 @@ impl LocalLedger {
 impl Ledger for LocalLedger {
     fn coordinator(&self) -> String {
         "local".to_owned()
+    }
+
+    fn raise(&self, least: Generation) -> Result<()> {
+        self.database.write(|tx| {
+            let mut sequence = tx.open_table(tables::SEQUENCE)?;
+            if tables::sequence(&sequence)? >= least {
+                return Ok(Outcome::Unchanged(()));
+            }
+            sequence.insert((), least.0)?;
+            Ok(Outcome::Changed(()))
+        })
     }
 
     fn register(&self, storage: Uuid, known: &[Token], next: Token) -> Result<()> {
@@ -193,6 +205,18 @@ impl Ledger for LocalLedger {
         })
     }
 
+    fn unfinished(&self) -> Result<BTreeMap<Generation, Scope>> {
+        self.database.read(|tx| {
+            let mut found = BTreeMap::new();
+            for entry in tx.open_table(tables::WAITING)?.iter()? {
+                let (generation, text) = entry?;
+                let request = row::to_request(generation.value(), text.value())?;
+                found.insert(request.generation, request.scope);
+            }
+            Ok(found)
+        })
+    }
+
     fn highest(&self) -> Result<Generation> {
         self.database.read(|tx| tables::sequence(&tx.open_table(tables::SEQUENCE)?))
     }
@@ -278,11 +302,11 @@ fn by_id<T: ReadableTable<u64, &'static str>>(
     Err(corrupt(format!("the id {id:?} stands for request {generation}, which is not there")))
 }
 
-fn no_such(generation: Generation) -> Error {
+pub(super) fn no_such(generation: Generation) -> Error {
     Error::new(Kind::NotFound, format!("generation {generation} was never given"))
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
@@ -291,7 +315,12 @@ fn to_floor((physical, logical): (u64, u64)) -> Floor {
     Floor { physical: Generation(physical), logical: Generation(logical) }
 }
 
-fn raise_floor(tx: &WriteTransaction, scope: &Scope, mode: Mode, generation: Generation) -> Result<()> {
+pub(super) fn raise_floor(
+    tx: &WriteTransaction,
+    scope: &Scope,
+    mode: Mode,
+    generation: Generation,
+) -> Result<()> {
     let mut floors = tx.open_table(tables::FLOORS)?;
     let key = tables::scope_key(scope);
     let mut floor = floors.get(key)?.map(|entry| to_floor(entry.value())).unwrap_or_default();

@@ -8,7 +8,9 @@
 
 mod applied;
 mod backend;
+mod binding;
 mod database;
+mod etcd;
 mod failure;
 mod local;
 mod look;
@@ -19,14 +21,17 @@ mod rules;
 mod storage;
 mod tables;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::time::Duration;
 
 use uuid::Uuid;
 
 pub use applied::Applied;
 pub use database::Database;
+pub use etcd::EtcdLedger;
 pub use local::LocalLedger;
 pub use look::{Known, look};
 pub use request::{Pending, Request, RequestName, State, Submitted};
@@ -43,6 +48,14 @@ pub type Token = Uuid;
 pub trait Ledger: Send + Sync + Debug {
     /// What the status calls this coordinator.
     fn coordinator(&self) -> String;
+
+    /// Which ledger it is; `None` of a storage's own.
+    fn identity(&self) -> Result<Option<Uuid>> {
+        Ok(None)
+    }
+
+    /// Gives no generation any more that is not above `least`: for a storage that brings a past along.
+    fn raise(&self, least: Generation) -> Result<()>;
 
     /// Announces a storage identity. A new one is made a target of what is requested from now on; a known one must
     /// present the token of its last registration among `known` (of which there are two when the last answer was
@@ -85,6 +98,14 @@ pub trait Ledger: Send + Sync + Debug {
 
     /// Every request that is kept, oldest first.
     fn requests(&self) -> Result<Vec<Request>>;
+
+    /// The requests that are not complete, by what else than their records says so: cheap, however long the history.
+    fn unfinished(&self) -> Result<BTreeMap<Generation, Scope>>;
+
+    /// How often to look for what others have changed, where others can.
+    fn poll_every(&self) -> Option<Duration> {
+        None
+    }
 
     /// The highest generation given.
     fn highest(&self) -> Result<Generation>;

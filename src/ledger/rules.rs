@@ -123,6 +123,13 @@ pub(super) fn advances(
     Ok(!covered)
 }
 
+/// A request as it is made, of these targets; complete at once where there are none.
+pub(super) fn of_targets(request: Request, targets: Vec<Uuid>, now_ms: u64) -> Request {
+    let mut request = Request { targets, ..request };
+    request.settle(now_ms);
+    request
+}
+
 /// Refuses ids that cannot be kept.
 pub(super) fn check_id(id: Option<&str>) -> Result<()> {
     if id.is_some_and(|id| id.contains(is_unseen)) {

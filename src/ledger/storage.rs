@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use redb::ReadableTable;
 use uuid::Uuid;
 
 use super::applied::Applied;
 use super::database::{Database, Outcome};
+use super::request::Pending;
 use super::tables;
 use super::{Ledger, Token};
 use crate::config::limits;
@@ -22,6 +23,8 @@ pub struct StorageFile {
     /// What is durable, and nothing else.
     applied: RwLock<Arc<Applied>>,
     tokens: Mutex<Tokens>,
+    /// What a coordinator asked for last, noted durably.
+    asked: Mutex<Vec<Pending>>,
 }
 
 /// Every token that the ledger may have, oldest first. More than one where answers were lost.
@@ -43,12 +46,20 @@ impl StorageFile {
             Ok((tables::applied(&tx.open_table(tables::APPLIED)?)?, known))
         })?;
         let tokens = Mutex::new(Tokens { known, own: false });
-        Ok(StorageFile { database, applied: RwLock::new(Arc::new(applied)), tokens })
+        Ok(StorageFile { database, applied: RwLock::new(Arc::new(applied)), tokens, asked: Mutex::default() })
     }
 
     /// The storage's identity: for good.
     pub fn identity(&self) -> Uuid {
         self.database.storage()
+    }
+
+    pub(super) fn database(&self) -> &Arc<Database> {
+        &self.database
+    }
+
+    pub(super) fn asked(&self) -> MutexGuard<'_, Vec<Pending>> {
+        self.asked.lock()
     }
 
     /// What has been applied, durably.

@@ -14,7 +14,10 @@ use super::*;
 use crate::error::{Error, Kind};
 use crate::key::Tenant;
 
+mod binding;
+mod conformance;
 mod damage;
+pub(crate) mod etcd_server;
 mod faults;
 mod model;
 mod protocol;

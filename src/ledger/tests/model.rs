@@ -1,7 +1,8 @@
-//! Seeded runs of everything against a ledger that is a list.
+//! Seeded runs of everything against a ledger that is a list, of every ledger.
 
 use std::collections::BTreeSet;
 
+use super::conformance::{Conforming, each_keeping};
 use super::*;
 
 /// A request, and who has yet to apply it. Nothing is derived, nothing dropped.
@@ -75,21 +76,20 @@ impl Dice {
 #[test]
 fn a_ledger_does_what_a_list_would() {
     for seed in 1..=6 {
-        run(seed);
+        each_keeping(Kept { requests: 5, ids: 1000 }, |bench| run(bench, seed));
     }
 }
 
-fn run(seed: u64) {
+fn run(bench: &mut dyn Conforming, seed: u64) {
     println!("seed {seed}");
-    let mut bench = Bench::keeping(Kept { requests: 5, ids: 1000 });
     let (mut dice, mut list) = (Dice(seed), List::default());
     for _ in 0..150 {
-        step(&mut bench, &mut dice, &mut list);
-        compare(&bench.ledger(), &list, seed);
+        step(bench, &mut dice, &mut list);
+        compare(&*bench.ledger(), &list, seed);
     }
 }
 
-fn step(bench: &mut Bench, dice: &mut Dice, list: &mut List) {
+fn step(bench: &mut dyn Conforming, dice: &mut Dice, list: &mut List) {
     let scopes = [Scope::Global, tenant("a"), tenant("b"), tenant("c")];
     match dice.roll(20) {
         0 if list.live.len() < 4 => list.live.push(bench.member()),
@@ -102,7 +102,7 @@ fn step(bench: &mut Bench, dice: &mut Dice, list: &mut List) {
             list.retired.push(gone);
         }
         2 => bench.reopen(),
-        3..=8 => submit(&bench.ledger(), dice, list, &scopes),
+        3..=8 => submit(&*bench.ledger(), dice, list, &scopes),
         9 => {
             let Some(storage) = dice.pick(&list.live) else { return };
             // Any number of any scope: refused, or covered, or as good as one that was polled.
@@ -123,7 +123,7 @@ fn step(bench: &mut Bench, dice: &mut Dice, list: &mut List) {
     }
 }
 
-fn submit(ledger: &LocalLedger, dice: &mut Dice, list: &mut List, scopes: &[Scope]) {
+fn submit(ledger: &dyn Ledger, dice: &mut Dice, list: &mut List, scopes: &[Scope]) {
     let scope = dice.pick(scopes).unwrap();
     let mode = if dice.roll(3) == 0 { Mode::Logical } else { Mode::Physical };
     let id = (dice.roll(2) == 0).then(|| format!("id{}", dice.roll(40)));
@@ -145,7 +145,7 @@ fn submit(ledger: &LocalLedger, dice: &mut Dice, list: &mut List, scopes: &[Scop
     }
 }
 
-fn compare(ledger: &LocalLedger, list: &List, seed: u64) {
+fn compare(ledger: &dyn Ledger, list: &List, seed: u64) {
     assert_eq!(ledger.highest().unwrap().0, list.made.len() as u64, "seed {seed}");
     for storage in &list.live {
         let polled = ledger.poll(*storage).unwrap();
