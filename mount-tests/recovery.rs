@@ -283,6 +283,8 @@ fn a_daemon_killed_in_the_kernels_arms_holds_nobody() {
             // Held open, so that it is still known when the tenant's own entry has been forgotten.
             creator.run("fd = os.open(M + '/k', os.O_RDONLY)");
             m.control("remove-all tenant=default").0.unwrap();
+            // Before that its fence may be open still, and the creation would not wait.
+            assert!(wait_until(Duration::from_secs(30), || m.status()["state"] == "failed"), "hiding fails");
             // Keeps the directory locked in the kernel, which the notice that `k` is gone then waits for.
             creator.begin("os.open(M + '/new', os.O_CREAT | os.O_WRONLY)");
             let daemon = m.pid();
