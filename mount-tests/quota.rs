@@ -194,17 +194,27 @@ fn control_answers() {
     .ok();
 }
 
-/// An append in place is not refused; what it outgrew goes, and nobody else pays.
+/// What an append outgrew goes, nobody else pays, and the writer is told at its close at the latest.
 #[test]
 fn a_value_that_outgrows_its_quota_in_place_goes_first() {
     each_with(small, |m| {
         m.shell(
             "for i in 1 2 3; do head -c 1M /dev/urandom > $M/keep$i; done
              mkdir $R/tb; echo 'quota tenant=tb bytes=4MiB' > $R/.fencefs/control
-             echo s > $R/tb/log; head -c 8M /dev/zero >> $R/tb/log
-             echo s > $M/log; head -c 48M /dev/zero >> $M/log",
+             echo s > $R/tb/log; echo s > $M/log",
         )
         .ok();
+        let append = "fd = os.open(P, os.O_WRONLY | os.O_APPEND)
+block, told = bytes(1 << 20), []
+try:
+    for n in range(N): os.write(fd, block)
+except OSError as e: told.append(e.errno)
+try: os.close(fd)
+except OSError as e: told.append(e.errno)
+assert told and set(told) == {E}, told";
+        let mut peer = m.peer();
+        peer.run(&format!("P, N, E = '{}', 8, {}\n{append}", m.mnt.join("tb/log").display(), libc::EDQUOT));
+        peer.run(&format!("P, N, E = M + '/log', 48, {}\n{append}", libc::ENOSPC));
         assert!(
             wait_until(Duration::from_secs(10), || !m.key("log").exists() && !m.mnt.join("tb/log").exists())
         );

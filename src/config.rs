@@ -238,6 +238,10 @@ pub mod limits {
     pub const STAGED_RUSH_BYTES: u64 = 128 << 20;
     /// Values being written that are looked at so often, at most: more would cost the keeper too much.
     pub const WATCHED_CLOSELY: usize = 256;
+    /// For how long a value that is edited in place has not grown when its growth counts as used.
+    pub const EDIT_RESTS: Duration = Duration::from_secs(1);
+    /// What a value may have grown in place beside what is counted of it when its disk is full.
+    pub const EDIT_ON_FULL_DISK_BYTES: u64 = 16 << 20;
     /// Values that threads of their own empty at once.
     pub const EMPTIED_AT_ONCE: usize = 16;
     /// Looks without anything being written, after which the keeper looks only now and then.

@@ -5,6 +5,7 @@ import os
 import random
 import statistics
 import sys
+import time
 
 from benchlib import operations, peers, plot, targets
 from benchlib.devices import DISK_JOURNAL_MIB, Devices, passthrough_of
@@ -40,6 +41,7 @@ def measure(places, args, kind):
             for target, directory in order:
                 if (row, target) in failed:
                     continue
+                time.sleep(operations.PAUSE_SECONDS)
                 try:
                     took = operation(directory, data)
                 except OSError as e:
@@ -133,8 +135,8 @@ a target is at most {targets.NATIVE:g} x native.
 
 {measured["about"]}
 - peers: {"; ".join(there) or "none"}{f"; not there: {', '.join(missing)}" if missing else ""}
-- method: loop image on tmpfs; {measured["rounds"]} rounds after one to warm up, all targets interleaved in a shuffled order (seed {measured["seed"]});
-  {measured["listed"]:,} names in the listed directory
+- method: loop image on tmpfs; {measured["rounds"]} rounds after one to warm up, all targets interleaved in a shuffled order (seed {measured["seed"]}),
+  {operations.PAUSE_SECONDS:g} s apart; {measured["listed"]:,} names in the listed directory
 
 {table(measured)}
 

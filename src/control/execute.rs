@@ -150,7 +150,7 @@ fn quota(
         }
         None => match bytes {
             Some(QuotaValue::Bytes(0)) => {
-                return Err(Error::new(Kind::Invalid, "a quota of 0 would empty the store; use evict to=0"));
+                return Err(Error::new(Kind::Invalid, "a quota of 0 would evict every key; use evict to=0"));
             }
             Some(QuotaValue::Bytes(n)) => store.set_quota_bytes(n)?,
             Some(QuotaValue::None) => {

@@ -29,6 +29,12 @@ impl Fs {
             });
             return;
         }
+        if let Some(id) = handle.edited()
+            && let Err(e) = self.store.closes_edit(id, &handle.file)
+        {
+            log::info!("what was written in place is not kept: {e}");
+            return reply.error(errno(&e));
+        }
         let fsyncs = self.store.settings().durability == Durability::Fsync;
         let Some(writing) = handle.writing.clone() else {
             if handle.edits.is_some() && fsyncs {

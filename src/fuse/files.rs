@@ -286,7 +286,6 @@ impl Fs {
         }
         if writes(flags) {
             let (node, file) = self.begin_edit(who, id)?;
-            let file = Arc::new(file);
             let done = self.open_record(id, (&file, None), flags, reply, Some(node));
             if done.is_err() {
                 self.store.end_edit(node, &file)?;
@@ -354,7 +353,7 @@ impl Fs {
 
     /// Begins editing the value of an inode, or of what replaced it meanwhile; which node that is. While the inode is
     /// open with its old value, the kernel's writes would go there: then the path is looked up again.
-    fn begin_edit(&self, who: Caller, id: NodeId) -> Result<(NodeId, File)> {
+    fn begin_edit(&self, who: Caller, id: NodeId) -> Result<(NodeId, Arc<File>)> {
         if let Some((file, _)) = self.store.begin_edit(id)? {
             return Ok((id, file));
         }

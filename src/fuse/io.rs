@@ -90,9 +90,7 @@ impl Fs {
             handle.admitted()?;
             let at =
                 if handle.appends && handle.replaces { os::stat(&*handle.file)?.size_bytes } else { offset };
-            if let Some(writing) = handle.writing.as_ref().filter(|w| w.is_unsettled()) {
-                self.room_to_write(writing, data.len() as u64)?;
-            }
+            self.room_to_write(&handle, at, data.len() as u64)?;
             if let Some(writing) = &handle.writing {
                 writing.passes(at, data);
             }
@@ -115,8 +113,17 @@ impl Fs {
         }
     }
 
-    /// Refuses what can never be published. A value that missed a write is not whole, whatever its writer does next.
-    fn room_to_write(&self, writing: &Writing, bytes: u64) -> Result<()> {
+    /// Refuses what can never be published, or kept. A value that missed a write is not whole, whatever its writer does
+    /// next.
+    fn room_to_write(&self, handle: &Handle, at: u64, bytes: u64) -> Result<()> {
+        match (handle.edited(), &handle.writing) {
+            (Some(id), _) => self.store.room_to_edit(id, &handle.file, at.saturating_add(bytes)),
+            (None, Some(writing)) => self.room_to_stage(writing, bytes),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn room_to_stage(&self, writing: &Writing, bytes: u64) -> Result<()> {
         // Whoever holds the lock is publishing it, and judges that itself.
         if writing.staged.try_lock().is_some_and(|staged| staged.is_doomed()) {
             return Err(Error::new(Kind::NoSpace, "the value is larger than the quota, or missed a write"));
@@ -128,14 +135,21 @@ impl Fs {
     /// A replacing handle went on writing after its publication: the inode that has the value now is another.
     fn changed_behind(&self, handle: &Handle) {
         if let Some(writing) = &handle.writing {
-            let ino = self.ino(writing.staged.lock().node());
+            let ino = self.ino(writing.node);
             self.notice(super::work::Notice::Inode { ino });
         }
     }
 
+    /// Whether what a handle writes is kept: [`Kind::Stale`] where a removal took it, [`Kind::NoSpace`] where it was
+    /// published and has outgrown the quota since.
+    fn keeps(&self, handle: &Handle) -> Result<()> {
+        handle.admitted()?;
+        handle.edited().map_or(Ok(()), |id| self.store.keeps_edit(id))
+    }
+
     /// FSYNC.
     pub(super) fn fsync(&self, fh: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        match self.handle(fh).and_then(|handle| handle.admitted().map(|()| handle)) {
+        match self.handle(fh).and_then(|handle| self.keeps(&handle).map(|()| handle)) {
             Ok(handle) => self.pool.run(move || {
                 let file = &*handle.file;
                 answer_empty(reply, if data_only { os::sync_data(file) } else { os::sync_file(file) });
@@ -196,12 +210,14 @@ impl Fs {
         let files = self.handle(from.0).and_then(|a| {
             let b = self.handle(to.0)?;
             b.admitted()?;
-            Ok((self.content(&a)?, b))
+            let (file, span) = self.content(&a)?;
+            let (at, length) = within(span, from.1, length.min(1 << 30));
+            let there = os::stat(&*file)?.size_bytes.saturating_sub(at).min(length);
+            self.room_to_write(&b, to.1, there)?;
+            Ok((file, at, length, b))
         });
         match files {
-            Ok((a, b)) => self.pool.run(move || {
-                let (file, span) = a;
-                let (at, length) = within(span, from.1, length.min(1 << 30));
+            Ok((file, at, length, b)) => self.pool.run(move || {
                 if let Some(writing) = &b.writing {
                     writing.changes();
                 }

@@ -31,6 +31,8 @@ pub(super) struct Writing {
     pub(super) staged: Mutex<Staged>,
     /// Its open file, within reach also during a publication.
     pub(super) file: Arc<File>,
+    /// The node that it becomes.
+    pub(super) node: NodeId,
     /// Its checksum in the making, where it is to have one.
     passing: Option<Arc<Passing>>,
     /// What it was admitted to.
@@ -57,6 +59,7 @@ impl Writing {
     pub(super) fn new(staged: Staged, parent: NodeId, name: &[u8], opener: u32, flags: i32) -> Arc<Self> {
         Arc::new(Writing {
             file: Arc::clone(staged.file()),
+            node: staged.node(),
             passing: staged.passing().cloned(),
             home: Arc::clone(staged.home()),
             staged: Mutex::new(staged),
@@ -233,6 +236,12 @@ pub(super) struct Handle {
 }
 
 impl Handle {
+    /// The node whose published value it may change in place.
+    pub(super) fn edited(&self) -> Option<NodeId> {
+        let published = self.writing.as_ref().filter(|w| !w.is_unsettled());
+        self.edits.or_else(|| published.map(|w| w.node))
+    }
+
     /// [`crate::Kind::Stale`] where the handle may write and a removal cancels what was admitted when it was opened. Readers go
     /// on undisturbed.
     pub(super) fn admitted(&self) -> Result<()> {

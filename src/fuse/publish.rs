@@ -76,8 +76,7 @@ impl Fs {
         self.opens.settle(writing);
         self.listing_changed(parent);
         // The kernel may hold the entry as the replaced inode, or as absent while nobody was creating it.
-        let created_here = self.opens.node(writing.staged.lock().node()).is_some()
-            && !writing.by_key.load(Ordering::Relaxed);
+        let created_here = self.opens.node(writing.node).is_some() && !writing.by_key.load(Ordering::Relaxed);
         Ok((replaced.is_some() || !created_here).then_some((parent, name)))
     }
 

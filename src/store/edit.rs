@@ -112,7 +112,7 @@ impl Store {
     }
 
     /// Begins editing a value in place; `None` when the key is gone. Ends with [`Store::end_edit`].
-    pub fn begin_edit(&self, id: NodeId) -> Result<Option<(File, Attr)>> {
+    pub fn begin_edit(&self, id: NodeId) -> Result<Option<(Arc<File>, Attr)>> {
         self.verify_first(id)?;
         self.migrate(id)?;
         let Ok((home, _)) = self.place_of(id) else { return Ok(None) };
@@ -128,9 +128,13 @@ impl Store {
                     record.key = place.key.clone();
                     self.write_record(&file, &record)?;
                 }
-                let mut index = self.index.lock();
-                index.add_writers(id, 1)?;
-                index.opened(id, None, None);
+                {
+                    let mut index = self.index.lock();
+                    index.add_writers(id, 1)?;
+                    index.opened(id, None, None);
+                }
+                let file = Arc::new(file);
+                self.watch_edited(id, &file);
                 Ok(Some((file, attr)))
             }
             Found::Invalid(why) => {
@@ -152,6 +156,7 @@ impl Store {
 
     /// The same, with a checksum where one was made as the bytes passed.
     pub(super) fn end_edit_with(&self, id: NodeId, file: &File, passed: Option<Summed>) -> Result<()> {
+        self.forget_edited(id);
         let (left, linked) = {
             let mut index = self.index.lock();
             let linked = index.linked(id).is_ok();

@@ -1,5 +1,5 @@
-//! What becomes of a value that is being written: the watch may doom it and take its bytes away, or a publication claims
-//! it. INVARIANT: never both, so no value is emptied on its way into place.
+//! What becomes of a value that is being written, in staging or in place: the watch may doom it and take its bytes away, or
+//! a publication claims it. INVARIANT: never both, so no value is emptied on its way into place.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -36,11 +36,17 @@ impl Fate {
         self.0.load(Ordering::Acquire) & EMPTYING != 0
     }
 
-    /// Dooms a value and takes its bytes away, unless it is claimed: its writer learns that at its close.
+    /// Dooms a value and takes its bytes away, unless it is claimed: its writer learns that at its close. Before that
+    /// `remove` takes it from its readers; where it cannot, the bytes stay.
     ///
     /// On a busy disk that takes long, and for all that time it holds up the value's writer but no other one. `beside`, a
     /// thread of its own does it, and whoever asked for it goes on.
-    pub(super) fn empty(self: &Arc<Self>, file: &Arc<File>, beside: bool) {
+    pub(super) fn empty(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        beside: bool,
+        remove: impl Fn() -> bool + Clone + Send + 'static,
+    ) {
         if !self.doom_unclaimed() || self.0.fetch_or(EMPTYING, Ordering::AcqRel) & EMPTYING != 0 {
             return;
         }
@@ -48,7 +54,9 @@ impl Fate {
             let (fate, file) = (Arc::clone(self), Arc::clone(file));
             move || {
                 stall!("staged.empty");
-                if let Err(e) = os::truncate(&*file, 0) {
+                if remove()
+                    && let Err(e) = os::truncate(&*file, 0)
+                {
                     log::warn!("cannot empty a value that can never be published: {e}");
                 }
                 fate.0.fetch_and(!EMPTYING, Ordering::AcqRel);

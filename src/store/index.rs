@@ -60,6 +60,11 @@ impl TenantEntry {
     pub fn charged_bytes(&self) -> u64 {
         self.usage.bytes - self.hidden.bytes
     }
+
+    /// The same, with what publications under way will add.
+    pub(super) fn promised_bytes(&self) -> u64 {
+        self.charged_bytes() + self.reserved_bytes
+    }
 }
 
 /// The index. INVARIANT: `usage` is the sum over tenants, and each tenant's the sum over its linked nodes and what is

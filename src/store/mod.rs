@@ -40,6 +40,7 @@ pub mod proof;
 pub mod remove;
 pub mod room;
 mod root;
+mod rounds;
 mod scan;
 pub mod status;
 pub mod tenant_limits;
@@ -52,6 +53,7 @@ pub mod unspelled;
 mod uses;
 pub mod victims;
 mod walkers;
+mod watch;
 pub mod writer;
 
 pub use content::Passing;
@@ -156,7 +158,9 @@ pub struct Store {
     stopping: AtomicBool,
     /// Something failed between the disk and the index: the next start looks at the disk.
     doubted: AtomicBool,
-    keeper: Arc<keeper::Keeper>,
+    /// What wakes the keeper.
+    keeper: Arc<rounds::Bell>,
+    watch: Arc<watch::Watch>,
     order_saved: Mutex<order_file::Saved>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
     /// What went wrong last beside an operation, for the status.
@@ -221,6 +225,7 @@ impl Store {
             stopping: AtomicBool::new(false),
             doubted: AtomicBool::new(false),
             keeper: Arc::default(),
+            watch: Arc::default(),
             order_saved: order_file::Saved::now(),
             events: Mutex::new(None),
             last_error: Mutex::new(None),
@@ -234,6 +239,7 @@ impl Store {
         if let Err(e) = store.count_removed() {
             store.note_error(format!("cannot count what removals have yet to delete: {e}"));
         }
+        store.start_watch()?;
         store.start_keeper()?;
         store.wake_keeper();
         Ok(store)
@@ -245,6 +251,12 @@ impl Store {
         self.settle_order();
         self.write_stop()?;
         self.note_clean()
+    }
+
+    /// Ends the threads that go their rounds.
+    fn stop_keeper(&self) {
+        self.keeper.stop();
+        self.watch.stop();
     }
 
     /// Where the store is.

@@ -1,14 +1,16 @@
 //! Room: the quota, reservations and eviction. Who evicts in the background is the keeper, next door.
 //!
 //! INVARIANT: used + reserved bytes never pass the quota through a publication; a replacement reserves its whole size
-//! while the old value still counts. Values being written are staged outside that sum: nothing is evicted for a value
+//! while the old value still counts. Where they are past it already, since the quota was cut, a publication frees twice
+//! what it adds, and the rest is the keeper's: nobody waits for all of it. Values being written are staged outside that sum: nothing is evicted for a value
 //! before its writer closes it.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::index::{Index, NodeId, Usage};
+use super::index::{Index, Node, NodeId, TenantEntry, Usage};
 use super::tenants::Home;
 use super::victims::Search;
 use crate::config::limits;
@@ -28,11 +30,14 @@ pub enum Reason {
     Command,
     /// Its time to live is over.
     Expired,
+    /// It was edited in place until no quota could hold it.
+    Overgrown,
 }
 
 impl Reason {
     /// The words for them, in order.
-    pub const WORDS: [&'static str; 5] = ["quota", "tenant_quota", "free_space", "command", "expired"];
+    pub const WORDS: [&'static str; 6] =
+        ["quota", "tenant_quota", "free_space", "command", "expired", "overgrown"];
 }
 
 /// What a publication adds.
@@ -42,6 +47,13 @@ pub(super) struct Needs {
     pub(super) bytes: u64,
     /// A key, rather than a directory.
     pub(super) key: bool,
+}
+
+/// What a publication leaves at most: the quotas, or less than there was where that is more.
+struct Most {
+    bytes: u64,
+    keys: u64,
+    tenant_bytes: u64,
 }
 
 /// Bytes promised to one publication; given back on drop, when the index counts them.
@@ -138,7 +150,7 @@ impl Store {
     pub(super) fn reserve(&self, home: &Home, needs: Needs, old: Option<NodeId>) -> Result<Reservation<'_>> {
         let (quota, bytes) = (self.quota_bytes(), needs.bytes);
         let adds_key = needs.key && old.is_none();
-        {
+        let most = {
             let index = self.index.lock();
             let old_bytes =
                 old.and_then(|id| index.linked(id).ok()).filter(|n| !n.pinned).map_or(0, |n| n.blocks * 512);
@@ -157,22 +169,16 @@ impl Store {
                     format!("the value cannot be made to fit the {limit} bytes of tenant {}", home.tenant),
                 ));
             }
-        }
+            self.most_beside(&index, tenant, bytes)
+        };
         let mut stuck = Vec::new();
         loop {
             let (victim, reason) = {
                 let mut index = self.index.lock();
                 let tenant = &index.tenants[home.number as usize];
-                let tenant_over = tenant
-                    .quota_bytes
-                    .is_some_and(|q| tenant.charged_bytes() + tenant.reserved_bytes + bytes > q);
-                let keys_full = adds_key
-                    && self
-                        .settings
-                        .quota
-                        .max_keys
-                        .is_some_and(|max| index.charged().keys + index.reserved_keys >= max);
-                let over = index.charged().bytes + index.reserved_bytes + bytes > quota || keys_full;
+                let tenant_over = tenant.promised_bytes() + bytes > most.tenant_bytes;
+                let keys_full = adds_key && index.charged().keys + index.reserved_keys >= most.keys;
+                let over = index.charged().bytes + index.reserved_bytes + bytes > most.bytes || keys_full;
                 if !over && !tenant_over {
                     let keys = u64::from(adds_key);
                     index.reserved_bytes += bytes;
@@ -212,6 +218,19 @@ impl Store {
         }
     }
 
+    /// What there may be beside a publication, or with it.
+    fn most_beside(&self, index: &Index, tenant: &TenantEntry, bytes: u64) -> Most {
+        let most = |limit: Option<u64>, now: u64, more: u64| {
+            limit.map_or(u64::MAX, |limit| limit.max(now.saturating_sub(more)))
+        };
+        let charged = index.charged();
+        Most {
+            bytes: most(Some(self.quota_bytes()), charged.bytes + index.reserved_bytes, bytes),
+            keys: most(self.settings.quota.max_keys, charged.keys + index.reserved_keys, 1),
+            tenant_bytes: most(tenant.quota_bytes, tenant.promised_bytes(), bytes),
+        }
+    }
+
     /// Counts evictions that somebody's operation waits for.
     fn count_inline(&self, n: u64) {
         self.counters.evictions_inline.fetch_add(n, Ordering::Relaxed);
@@ -247,7 +266,7 @@ impl Store {
         if let Some(home) = home
             && let tenant = &index.tenants[home.number as usize]
             && let Some(quota) = tenant.quota_bytes
-            && tenant.charged_bytes() + tenant.reserved_bytes + more.bytes > quota
+            && tenant.promised_bytes() + more.bytes > quota
         {
             return Err(Error::new(
                 Kind::TenantQuota,
@@ -283,6 +302,37 @@ impl Store {
         }
     }
 
+    /// Room for a value that is edited in place to end at `end`; where there is none it is lost, as what is evicted.
+    pub fn room_to_edit(&self, id: NodeId, file: &File, end: u64) -> Result<()> {
+        self.keeps_edit(id)?;
+        let attr = os::stat(file)?;
+        let grown = attr.allocated_bytes().saturating_add(end.saturating_sub(attr.size_bytes));
+        // What it is pinned with is its own.
+        let largest = if self.is_pinned(id) { self.quota_bytes() } else { self.largest_value_bytes() };
+        if end <= attr.size_bytes || grown <= largest {
+            return Ok(());
+        }
+        self.doom_edit(id);
+        self.keeps_edit(id)?;
+        Err(self.no_space("the value has outgrown the quota"))
+    }
+
+    /// What the close of a value that was edited in place is told: [`Kind::NoSpace`] or [`Kind::TenantQuota`] where it has
+    /// outgrown a quota, and is gone now or at its last close.
+    pub fn closes_edit(&self, id: NodeId, file: &File) -> Result<()> {
+        self.keeps_edit(id)?;
+        self.overgrown(id, os::stat(file)?.blocks)
+    }
+
+    /// [`Kind::NoSpace`] where a value that is edited in place has outgrown the quota: then it is gone.
+    pub fn keeps_edit(&self, id: NodeId) -> Result<()> {
+        if self.is_edit_lost(id) {
+            self.evict_edited(id);
+            return Err(self.no_space("the value has outgrown the quota in place and is evicted"));
+        }
+        Ok(())
+    }
+
     /// Evicts one value; whether it went. A value that changed meanwhile is left, which is no error.
     pub(super) fn evict(&self, id: NodeId, reason: Reason) -> Result<bool> {
         let evicted = self.evict_unless_changed(id, reason);
@@ -310,7 +360,9 @@ impl Store {
         }
         let evictable = {
             let index = self.index.lock();
-            index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) && !index.in_transaction(id)
+            // What has outgrown every quota has no writer or pin that keeps it.
+            let free = |n: &Node| reason == Reason::Overgrown || !n.pinned && n.writers == 0;
+            index.linked(id).is_ok_and(free) && !index.in_transaction(id)
         };
         if !evictable {
             return Ok(None);
@@ -382,19 +434,31 @@ impl Store {
         self.data.space().is_ok_and(|s| s.available_bytes < limits::FULL_DISK_BYTES)
     }
 
-    /// Evicts a value that has grown in place past what its tenant or the store may hold, before that counts: nobody
-    /// else pays for it. Whether it went.
-    pub(super) fn evict_overgrown(&self, id: NodeId, blocks: u64) -> bool {
-        let overgrown = {
+    /// [`Kind::TenantQuota`] or [`Kind::NoSpace`] where a published value has more than its tenant or the store may hold.
+    fn overgrown(&self, id: NodeId, blocks: u64) -> Result<()> {
+        let of_tenant = {
             let index = self.index.lock();
-            let quota = index.tenant_of(id).ok().and_then(|t| t.quota_bytes).unwrap_or(u64::MAX);
-            blocks * 512 > quota.min(self.quota_bytes()) && index.linked(id).is_ok_and(|n| !n.pinned)
+            let unpinned = index.linked(id).is_ok_and(|n| !n.pinned);
+            index.tenant_of(id).ok().filter(|_| unpinned).map(|t| (t.quota_bytes, Arc::clone(&t.home)))
         };
-        if !overgrown {
+        match of_tenant {
+            Some((Some(quota), home)) if blocks * 512 > quota => Err(Error::new(
+                Kind::TenantQuota,
+                format!("the value has outgrown the {quota} bytes of tenant {}", home.tenant),
+            )),
+            _ if blocks * 512 > self.quota_bytes() => Err(self.no_space("the value has outgrown the quota")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evicts a value that has grown in place past what its tenant or the store may hold, before that counts: nobody
+    /// else pays for it. A pin holds it against its tenant's quota, not against the store's. Whether it went.
+    pub(super) fn evict_overgrown(&self, id: NodeId, blocks: u64) -> bool {
+        if self.overgrown(id, blocks).is_ok() {
             return false;
         }
         log::warn!("a value of {} bytes grew in place past its quota and is evicted", blocks * 512);
-        self.evict(id, Reason::TenantQuota).is_ok_and(|went| went)
+        self.evict(id, Reason::Overgrown).is_ok_and(|went| went)
     }
 
     /// Evicts until at most `target_bytes` are used (and at most `target_keys` keys exist); how many went.
@@ -436,12 +500,15 @@ impl Store {
 
     /// Evicts until the floor of free space, and `bytes` more, are free; how many keys went.
     pub(super) fn evict_to_free(&self, space: &FsSpace, bytes: u64) -> u64 {
-        let floor = free_floor(space) + bytes;
-        if space.available_bytes >= floor {
+        self.evict_until_free(space, free_floor(space).saturating_add(bytes))
+    }
+
+    fn evict_until_free(&self, space: &FsSpace, free_bytes: u64) -> u64 {
+        if space.available_bytes >= free_bytes {
             return 0;
         }
         let used = self.index.lock().charged().bytes;
-        self.evict_down_to(used.saturating_sub(floor - space.available_bytes), None, Reason::FreeSpace)
+        self.evict_down_to(used.saturating_sub(free_bytes - space.available_bytes), None, Reason::FreeSpace)
     }
 
     /// Before a publication: what was written must have found room, and the next value of this size must find it too.
@@ -452,7 +519,14 @@ impl Store {
             self.wake_keeper();
             return Err(self.no_space("the backing filesystem is full, and the value may lack its end"));
         }
-        self.count_inline(self.evict_to_free(&space, bytes));
+        let floor = free_floor(&space).saturating_add(bytes);
+        if space.available_bytes < floor {
+            // Where much is missing the keeper frees the rest.
+            self.wake_keeper();
+            let least = limits::FULL_DISK_BYTES.saturating_add(bytes);
+            let most = space.available_bytes.saturating_add(bytes.saturating_mul(2)).max(least);
+            self.count_inline(self.evict_until_free(&space, floor.min(most)));
+        }
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What the store says of itself.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
@@ -145,8 +146,8 @@ impl Store {
     }
 
     /// A snapshot of the store's state.
-    pub fn status(&self) -> StoreStatus {
-        self.count_staged();
+    pub fn status(self: &Arc<Self>) -> StoreStatus {
+        self.look_at_written();
         let attached = self.attached_status();
         let scopes = self.scopes.lock();
         let index = self.index.lock();

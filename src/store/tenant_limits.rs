@@ -107,6 +107,12 @@ impl Store {
         change(&mut limits);
         limits.reserve_bytes = limits.reserve_bytes.filter(|n| *n > 0);
         limits.ttl_seconds = limits.ttl_seconds.filter(|n| *n > 0);
+        if limits.quota_bytes == Some(0) && old.quota_bytes != Some(0) {
+            let sentence = format!(
+                "a quota of 0 would evict every key of tenant {tenant}; remove them with remove-all, or say none for no quota"
+            );
+            return Err(Error::new(Kind::Invalid, sentence));
+        }
         if let (Some(quota), Some(reserve)) = (limits.quota_bytes, limits.reserve_bytes)
             && reserve > quota
         {

@@ -130,7 +130,7 @@ impl Staged {
     pub fn discard(&mut self) {
         if self.progress == Progress::Staged {
             self.progress = Progress::Discarded;
-            self.store.forget_staged(&self.name);
+            self.fate.doom();
             if let Err(e) = self.store.staging.unlink(&self.name) {
                 log::warn!("a value that was given up stays in staging until the next start: {e}");
             }
@@ -142,6 +142,10 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         self.discard();
+        // Until now somebody may have gone on writing.
+        if self.progress == Progress::Discarded {
+            self.store.forget_staged(&self.name);
+        }
     }
 }
 
@@ -259,6 +263,9 @@ impl Store {
         self.put_in_place(&self.staging, &staged.name, (&home, &place, &shard), self.has_record(old))?;
         staged.progress = Progress::Published;
         claim.published();
+        if still_open {
+            self.watch_edited(staged.node, &staged.file);
+        }
         self.forget_staged(&staged.name);
         let linked = self.link_published(staged, &place, payload_bytes, still_open);
         if linked.is_err() {

@@ -23,7 +23,7 @@ pub(super) fn attaching(dir: &Path, map: &[&str]) -> StoreSettings {
     StoreSettings { attach: Some(attach), ..StoreSettings::default() }
 }
 
-pub(super) fn status(store: &Store) -> AttachedStatus {
+pub(super) fn status(store: &Arc<Store>) -> AttachedStatus {
     store.status().attached.unwrap()
 }
 

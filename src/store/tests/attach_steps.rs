@@ -36,7 +36,7 @@ const BETWEEN: [&str; 3] = ["migrate.renamed", "retire.begin", "retire.unlink"];
 fn append(store: &Store, value: &[u8]) -> Result<()> {
     let id = id_of(store, "a", b"one");
     let (file, attr) = store.begin_edit(id)?.unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, value, attr.size_bytes).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&*file, value, attr.size_bytes).unwrap();
     store.end_edit(id, &file)
 }
 

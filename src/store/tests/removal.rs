@@ -41,7 +41,7 @@ pub(super) fn fill(store: &Arc<Store>, name: &str) -> NodeId {
     dir
 }
 
-pub(super) fn status_of(store: &Store, name: &str) -> (u64, &'static str, u64, u64) {
+pub(super) fn status_of(store: &Arc<Store>, name: &str) -> (u64, &'static str, u64, u64) {
     let status = store.status().tenants.into_iter().find(|t| t.name == name).unwrap();
     (status.epoch, status.state, status.keys, status.bytes)
 }
@@ -249,7 +249,7 @@ fn what_was_admitted_before_a_removal_is_stale() {
     assert!(bench.rename((dir, b"value"), (dir, b"x"), RenameHow::Replace).is_err());
     assert!(bench.set_pinned(id, true).is_err());
     assert!(stage(&bench, sub, b"x", b"").is_err(), "its directory is gone");
-    (&edited).write_all(b"into nowhere").unwrap();
+    (&*edited).write_all(b"into nowhere").unwrap();
     bench.end_edit(id, &edited).unwrap();
     bench.release(id, 1);
     drop((staged, moved, told, deep));

@@ -206,6 +206,74 @@ fn evictions_are_in_line_only_where_the_keeper_cannot_be_ahead() {
     bench.sound();
 }
 
+/// A quota that was cut far is the keeper's to reach: a put frees twice what it adds, whatever there is above.
+#[test]
+fn a_put_does_not_wait_for_all_that_a_smaller_quota_asks_for() {
+    let bench = of_size(16384);
+    bench.stop_keeper();
+    let node = bench.make_tenant(b"t", 0o755, 0, 0).unwrap();
+    for n in 0..100_u8 {
+        put_in(&bench, node, &[n], &VALUE).unwrap();
+    }
+    let one = bench.usage(None).0 / 100;
+    let inline = || bench.counters.evictions_inline.load(Ordering::Relaxed);
+    bench.set_tenant_quota(&tenant("t"), Some(20 * one)).unwrap();
+    put_in(&bench, node, b"x", &VALUE).unwrap();
+    assert_eq!((bench.usage(Some(&tenant("t"))).1, inline()), (99, 2));
+    bench.set_quota_bytes(40 * one).unwrap();
+    put(&bench, b"y", &VALUE).unwrap();
+    assert_eq!((bench.usage(None).1, inline()), (98, 4));
+    // A value beyond the quota still does not fit, and costs nobody anything.
+    let large = vec![1; 21 * one as usize];
+    assert_eq!(put_in(&bench, node, b"z", &large).unwrap_err().kind(), Kind::TenantQuota);
+    assert_eq!((bench.usage(None).1, inline()), (98, 4));
+    bench.keep();
+    assert!(bench.usage(Some(&tenant("t"))).0 <= 20 * one && bench.usage(None).0 <= 40 * one);
+    put_in(&bench, node, b"z", &VALUE).unwrap();
+    assert!(bench.usage(Some(&tenant("t"))).0 <= 20 * one);
+    bench.sound();
+}
+
+#[test]
+fn a_quota_of_nothing_is_refused() {
+    let bench = three();
+    let refused = bench.set_tenant_quota(&tenant("default"), Some(0)).unwrap_err();
+    assert_eq!((refused.kind(), names(&bench).len()), (Kind::Invalid, 3));
+    assert_eq!(bench.tenant_limits(&tenant("default")).unwrap().quota_bytes, None);
+}
+
+/// Growth in place is nobody else's cost, until it has come to rest.
+#[test]
+fn an_edit_that_outgrows_the_quota_takes_only_its_own_key() {
+    let bench = of_size(256);
+    bench.stop_keeper();
+    for name in [b"a", b"b"] {
+        put(&bench, name, &VALUE).unwrap();
+    }
+    let (a, used) = (bench.child(default_dir(&bench), b"a").unwrap(), bench.usage(None).0);
+    let (file, _) = bench.begin_edit(a).unwrap().unwrap();
+    let (second, _) = bench.begin_edit(a).unwrap().unwrap();
+    (&*file).write_all(&vec![1; 128 * 1024]).unwrap();
+    bench.look_at_written();
+    assert_eq!((names(&bench).len(), bench.usage(None).0), (2, used), "it fits, and grows");
+    assert_eq!(bench.status().staged_bytes, 128 * KIB - used / 2);
+    bench.keeps_edit(a).unwrap();
+    (&*second).write_all(&vec![1; 320 * 1024]).unwrap();
+    bench.look_at_written();
+    assert_eq!(bench.keeps_edit(a).unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(names(&bench), ["b"]);
+    while crate::os::stat(&*file).unwrap().size_bytes > 0 {
+        std::thread::yield_now();
+    }
+    bench.end_edit(a, &file).unwrap();
+    assert_eq!(bench.keeps_edit(a).unwrap_err().kind(), Kind::NoSpace, "the other is not told yet");
+    bench.end_edit(a, &second).unwrap();
+    bench.keeps_edit(a).unwrap();
+    assert!(bench.watch.may_rest(), "nobody edits it");
+    assert_eq!(bench.counters.evictions_by_reason().find(|(of, _)| *of == "overgrown").unwrap().1, 1);
+    bench.sound();
+}
+
 /// Below the high watermark one tenant's quota is nothing to the others.
 #[test]
 fn a_tenant_over_its_quota_costs_others_nothing() {
@@ -255,13 +323,15 @@ fn the_keeper_brings_every_tenant_back_that_it_can() {
 #[test]
 fn a_value_on_its_way_into_place_is_not_emptied() {
     let bench = of_size(256);
+    // They would look at the quota too.
+    bench.stop_keeper();
     let _scenario = fail::FailScenario::setup();
     let (store, looks) = (Arc::downgrade(&bench), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
     let counted = Arc::clone(&looks);
     let look = move || {
         let store = store.upgrade().unwrap();
         store.quota.store(KIB, Ordering::Relaxed);
-        store.count_staged();
+        store.look_at_written();
         store.quota.store(256 * KIB, Ordering::Relaxed);
         counted.fetch_add(1, Ordering::Relaxed);
     };
@@ -296,18 +366,18 @@ fn values_are_emptied_beside_each_other() {
     };
     fail::cfg_callback("staged.empty", stall).unwrap();
     let mut first = stage(&bench, default_dir(&bench), b"a", &[1; 128 * 1024]).unwrap();
-    bench.count_staged();
+    bench.look_at_written();
     stalled.recv().unwrap();
     let second = stage(&bench, default_dir(&bench), b"b", &[2; 128 * 1024]).unwrap();
     let size = |staged: &Staged| crate::os::stat(&**staged.file()).unwrap().size_bytes;
     while size(&second) > 0 {
-        bench.count_staged();
+        bench.look_at_written();
     }
     assert_eq!((size(&first), first.is_doomed()), (128 * KIB, true), "its disk is slow");
     assert_eq!(bench.publish(&mut first, false).unwrap_err().kind(), Kind::NoSpace);
     go_on.send(()).unwrap();
     while size(&first) > 0 {
-        bench.count_staged();
+        bench.look_at_written();
     }
 }
 
@@ -317,7 +387,7 @@ fn values_are_emptied_beside_each_other() {
 fn the_watch_does_not_rest_beside_a_writer() {
     let bench = of_size(64);
     let _scenario = fail::FailScenario::setup();
-    assert!(bench.keeper.may_rest(), "nothing is being written");
+    assert!(bench.watch.may_rest(), "nothing is being written");
     let staged = Arc::new(Mutex::new(None));
     let (store, begun) = (Arc::clone(&*bench), Arc::clone(&staged));
     let dir = default_dir(&bench);
@@ -325,8 +395,8 @@ fn the_watch_does_not_rest_beside_a_writer() {
         begun.lock().get_or_insert_with(|| stage(&store, dir, b"a", b"x").unwrap());
     };
     fail::cfg_callback("watch.rest", begin).unwrap();
-    assert!(!bench.keeper.may_rest());
+    assert!(!bench.watch.may_rest());
     fail::remove("watch.rest");
     staged.lock().take();
-    assert!(bench.keeper.may_rest(), "it was given up");
+    assert!(bench.watch.may_rest(), "it was given up");
 }

@@ -164,7 +164,7 @@ fn a_change_of_content_or_of_its_time_puts_the_deadline_off() {
         (aged(&bench, b"touched", 99), aged(&bench, b"edited", 99), aged(&bench, b"cut", 99));
     age(&bench, touched, 0);
     let (file, _) = bench.begin_edit(edited).unwrap().unwrap();
-    (&file).write_all(b"new").unwrap();
+    (&*file).write_all(b"new").unwrap();
     bench.end_edit(edited, &file).unwrap();
     bench.truncate(cut, 1).unwrap();
     for id in [touched, edited, cut] {
