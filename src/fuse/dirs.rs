@@ -35,7 +35,7 @@ pub(super) enum Seen {
 }
 
 /// Most entries that one listing request gathers.
-const LIST_BATCH: usize = 512;
+const LIST_BATCH: usize = 128;
 
 fn absent() -> Error {
     Error::new(Kind::NotFound, "no such key")
@@ -278,11 +278,11 @@ impl Fs {
         }
         loop {
             let batch = self.store.list(id, at.max(FIRST_COOKIE - 1), LIST_BATCH)?;
-            for ListEntry { cookie, node, kind, name, expired } in &batch {
-                if !expired && add(*cookie, self.ino(*node), kind_of(*kind), name) {
+            for ListEntry { cookie, node, kind, name, expired } in batch.iter() {
+                if !expired && add(cookie, self.ino(node), kind_of(kind), name) {
                     return Ok(());
                 }
-                at = *cookie;
+                at = cookie;
             }
             if batch.len() < LIST_BATCH {
                 return Ok(());

@@ -207,8 +207,8 @@ impl Store {
         let mut at = 0;
         while let Some(&dir) = dirs.get(at) {
             let directory = index.dir(dir)?;
-            let subdirs = directory.children.values().filter(|&&s| index.at(s).dir.is_some());
-            for &slot in subdirs.take(directory.subdirs as usize) {
+            let subdirs = directory.children.slots().filter(|&s| index.at(s).dir.is_some());
+            for slot in subdirs.take(directory.subdirs as usize) {
                 numbers.insert(slot, dirs.len() as u32);
                 dirs.push(index.id_of(slot));
                 writer.entry(&entry_of(&index, slot, at as u32));

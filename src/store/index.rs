@@ -323,7 +323,7 @@ impl Index {
         let dir = self.dir_mut(parent)?;
         let cookie = dir.next_cookie;
         dir.next_cookie += 1;
-        dir.children.insert(cookie, slot);
+        dir.children.push(cookie, slot);
         dir.subdirs += u32::from(is_dir);
         (dir.attr.mtime, dir.attr.ctime, dir.dirty) = (now, now, true);
         let node = &mut self.nodes[slot as usize];
@@ -361,7 +361,7 @@ impl Index {
 
     /// Up to `max` entries of a directory; none where it is gone.
     pub fn children(&self, dir: NodeId, max: usize) -> Vec<NodeId> {
-        let children = self.dir(dir).map(|d| d.children.values().take(max).map(|&s| self.id_of(s)).collect());
+        let children = self.dir(dir).map(|d| d.children.slots().take(max).map(|s| self.id_of(s)).collect());
         children.unwrap_or_default()
     }
 
@@ -375,7 +375,7 @@ impl Index {
             entry.remove();
         }
         let dir = self.dir_mut(self.id_of(parent))?;
-        dir.children.remove(&cookie);
+        dir.children.remove(cookie);
         dir.subdirs -= u32::from(is_dir);
         (dir.attr.mtime, dir.attr.ctime, dir.dirty) = (now, now, true);
         Ok(())

@@ -39,21 +39,6 @@ pub struct Identity {
     pub digest: crate::key::Digest,
 }
 
-/// One entry of a listing.
-#[derive(Debug)]
-pub struct ListEntry {
-    /// Where the listing goes on behind this entry.
-    pub cookie: u64,
-    /// The node.
-    pub node: NodeId,
-    /// What it is.
-    pub kind: RecordKind,
-    /// The name.
-    pub name: Box<[u8]>,
-    /// Its time is over: nobody finds it any more.
-    pub expired: bool,
-}
-
 impl Store {
     /// The entry `name` of a directory; takes no reference.
     pub fn child(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
@@ -200,28 +185,6 @@ impl Store {
         let index = self.index.lock();
         let parent = index.get(id)?.parent;
         Ok(index.id_of(parent))
-    }
-
-    /// Up to `max` entries behind `cookie`.
-    pub fn list(&self, dir: NodeId, cookie: u64, max: usize) -> Result<Vec<ListEntry>> {
-        let mut entries = self.entries(dir, cookie, max)?;
-        self.mark_expired(&mut entries);
-        Ok(entries)
-    }
-
-    fn entries(&self, dir: NodeId, cookie: u64, max: usize) -> Result<Vec<ListEntry>> {
-        let index = self.index.lock();
-        let children = &index.dir(dir)?.children;
-        let behind = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
-        Ok(children
-            .range(behind)
-            .take(max)
-            .map(|(&cookie, &slot)| {
-                let node = index.at(slot);
-                let (kind, name) = (node.kind, node.name.clone());
-                ListEntry { cookie, node: index.id_of(slot), kind, name, expired: false }
-            })
-            .collect())
     }
 
     /// Makes a directory below a tenant.

@@ -1,7 +1,6 @@
 //! A node of the index: a directory, a key, or a value on its way. Plain values.
 
-use std::collections::BTreeMap;
-
+use super::children::Children;
 use super::evict::Slot;
 use crate::key::RecordKind;
 use crate::os::Timespec;
@@ -84,7 +83,7 @@ pub struct DirAttr {
 #[derive(Debug)]
 pub struct Directory {
     /// Entries by their readdir cookie: stable, never reused, in order of linking.
-    pub children: BTreeMap<u64, Slot>,
+    pub children: Children,
     pub(super) next_cookie: u64,
     /// Directories among the children.
     pub subdirs: u32,
@@ -103,7 +102,7 @@ impl Directory {
     /// An empty directory.
     pub fn new(attr: DirAttr, recorded: bool) -> Self {
         Directory {
-            children: BTreeMap::new(),
+            children: Children::default(),
             next_cookie: FIRST_COOKIE,
             subdirs: 0,
             attr,

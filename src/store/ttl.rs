@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Event;
 use super::Store;
 use super::deadlines::{Life, time_between};
 use super::evict::Slot;
 use super::index::NodeId;
+use super::listing::Row;
 use super::object::Place;
 use super::room::Reason;
 use super::tenants::Home;
-use super::{Event, ListEntry};
 use crate::config::limits;
 use crate::error::Result;
 use crate::key::RecordKind;
@@ -180,7 +181,7 @@ impl Store {
     }
 
     /// Marks which entries of a listing nobody finds any more.
-    pub(super) fn mark_expired(&self, entries: &mut [ListEntry]) {
+    pub(super) fn mark_expired(&self, entries: &mut [Row]) {
         if !self.ttls.is_used() {
             return;
         }

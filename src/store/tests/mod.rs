@@ -227,7 +227,7 @@ enum Content {
 /// Everything that the store serves, by tenant and path.
 fn tree(store: &Store) -> BTreeMap<(String, Vec<u8>), Content> {
     let mut found = BTreeMap::new();
-    for entry in store.list(ROOT, 0, usize::MAX).unwrap() {
+    for entry in store.list(ROOT, 0, usize::MAX).unwrap().iter() {
         let name = String::from_utf8_lossy(&entry.name).into_owned();
         descend(store, &name, entry.node, b"", &mut found);
     }
@@ -241,7 +241,7 @@ fn descend(
     at: &[u8],
     found: &mut BTreeMap<(String, Vec<u8>), Content>,
 ) {
-    for entry in store.list(dir, 0, usize::MAX).unwrap() {
+    for entry in store.list(dir, 0, usize::MAX).unwrap().iter() {
         let path = if at.is_empty() { entry.name.to_vec() } else { [at, b"/", &entry.name].concat() };
         let content = match entry.kind {
             RecordKind::Directory => {

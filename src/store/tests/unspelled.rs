@@ -62,8 +62,7 @@ fn value_of(key_bytes: &[u8]) -> Vec<u8> {
 /// The keys of tenant `default` that no path spells, in order.
 fn unspelled(store: &Store) -> Vec<Vec<u8>> {
     let dir = store.unspelled(&Tenant::default_tenant()).unwrap();
-    let mut found: Vec<_> =
-        store.list(dir, 0, usize::MAX).unwrap().into_iter().map(|e| e.name.into_vec()).collect();
+    let mut found: Vec<_> = store.list(dir, 0, usize::MAX).unwrap().iter().map(|e| e.name.to_vec()).collect();
     found.sort();
     found
 }
