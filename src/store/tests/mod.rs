@@ -213,7 +213,7 @@ fn get(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
 /// Names of the values of tenant `default` itself, in the order of the directory.
 fn names(store: &Store) -> Vec<String> {
     let listed = store.list(default_dir(store), 0, usize::MAX).unwrap();
-    listed.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+    listed.iter().map(|e| String::from_utf8_lossy(e.name).into_owned()).collect()
 }
 
 /// What one path of the tree holds.
@@ -228,7 +228,7 @@ enum Content {
 fn tree(store: &Store) -> BTreeMap<(String, Vec<u8>), Content> {
     let mut found = BTreeMap::new();
     for entry in store.list(ROOT, 0, usize::MAX).unwrap().iter() {
-        let name = String::from_utf8_lossy(&entry.name).into_owned();
+        let name = String::from_utf8_lossy(entry.name).into_owned();
         descend(store, &name, entry.node, b"", &mut found);
     }
     found
@@ -242,7 +242,7 @@ fn descend(
     found: &mut BTreeMap<(String, Vec<u8>), Content>,
 ) {
     for entry in store.list(dir, 0, usize::MAX).unwrap().iter() {
-        let path = if at.is_empty() { entry.name.to_vec() } else { [at, b"/", &entry.name].concat() };
+        let path = if at.is_empty() { entry.name.to_vec() } else { [at, b"/", entry.name].concat() };
         let content = match entry.kind {
             RecordKind::Directory => {
                 descend(store, tenant, entry.node, &path, found);

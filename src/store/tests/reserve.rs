@@ -18,7 +18,7 @@ fn reserving(bench: &Bench, bytes: u64, names: &[&[u8]]) -> NodeId {
 
 fn names_of(store: &Store, node: NodeId) -> Vec<String> {
     let listed = store.list(node, 0, usize::MAX).unwrap();
-    listed.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+    listed.iter().map(|e| String::from_utf8_lossy(e.name).into_owned()).collect()
 }
 
 #[test]
