@@ -88,7 +88,11 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     let mut m = Metrics::new();
     m.gauge("fencefs_quota_bytes", "Quota of the store.", status.quota_bytes);
     m.gauge("fencefs_used_bytes", "Allocated bytes of all records.", status.used_bytes);
-    m.gauge("fencefs_staged_bytes", "Allocated bytes of values being written, in place too, that are not used bytes.", status.staged_bytes);
+    m.gauge(
+        "fencefs_staged_bytes",
+        "Allocated bytes of values being written, in place too, that are not used bytes.",
+        status.staged_bytes,
+    );
     m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
     m.gauge("fencefs_keys", "Keys in the store.", status.keys);
     m.gauge("fencefs_passthrough", "Whether the kernel moves the bytes.", facts.passthrough);
