@@ -49,4 +49,5 @@ mod storm_check;
 mod ttl;
 mod unanswered;
 mod unpublished;
+mod upgrade;
 mod xattrs;
