@@ -4,6 +4,7 @@
 //!
 //! | layer | modules | idea |
 //! |---|---|---|
+//! | 6 | `fuzz` | (tests) everything that takes bytes from outside |
 //! | 5 | `cli` | commands for people; the only layer that prints |
 //! | 4 | `fuse` | the mount: close-to-open over the store, virtual files |
 //! | 3 | `control` | the control file's language, and the agent that carries removals out |
@@ -22,6 +23,8 @@ pub mod control;
 pub mod error;
 pub mod format;
 pub mod fuse;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod key;
 pub mod ledger;
 pub mod os;

@@ -74,6 +74,12 @@ fn reply(file: &mut BufReader<File>) -> Result<Reply> {
     Reply::parse(&line)
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+/// (fuzzing) Whether a line is a reply; whatever it says, it is shown.
+pub(super) fn parses(line: &str) -> bool {
+    Reply::parse(line).is_ok_and(|reply| reply.check("do it").is_ok() || !reply.json_line().is_empty())
+}
+
 impl Reply {
     pub(super) fn parse(line: &str) -> Result<Self> {
         match serde_json::from_str(line) {

@@ -18,6 +18,8 @@ mod coordinator;
 mod daemon;
 mod forget;
 mod fsck;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod guard;
 mod holders;
 mod import;

@@ -42,7 +42,7 @@ pub(super) fn topmost<'a>(mounts: &'a [MountEntry], mountpoint: &Path) -> Option
 }
 
 /// Parses mountinfo; a line that is not understood is left out, since it cannot be one of ours.
-fn parse(text: &[u8]) -> Vec<MountEntry> {
+pub(super) fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|b| *b == b'\n').filter_map(parse_line).collect()
 }
 

@@ -95,6 +95,18 @@ fn state_number(state: State) -> u32 {
     }
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+/// (fuzzing) Whether bytes are an argument; then an answer differs from it in state and generation alone.
+pub(super) fn parses(bytes: &[u8]) -> bool {
+    let Ok(call) = Call::parse(bytes) else { return false };
+    let answer = call.answer(Generation(1), State::Complete);
+    assert!(
+        answer[..STATE_AT] == bytes[..STATE_AT]
+            && answer[TENANT_AT..GENERATION_AT] == bytes[TENANT_AT..GENERATION_AT]
+    );
+    true
+}
+
 impl Fs {
     /// IOCTL on a control file.
     pub(super) fn ioctl(

@@ -12,6 +12,8 @@ mod close;
 mod dirs;
 mod events;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod io;
 mod ioctl;
 mod mount;

@@ -12,6 +12,8 @@ mod binding;
 mod database;
 mod etcd;
 mod failure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod local;
 mod look;
 mod newest;

@@ -143,3 +143,27 @@ impl Ledger for EtcdLedger {
         self.leave(storage)
     }
 }
+
+#[cfg(any(test, feature = "fuzzing"))]
+/// (fuzzing) The body of an answer, as each of those that it may be.
+pub(super) fn fuzz(bytes: &[u8]) {
+    use wire::{Authenticated, Found, Granted, Refusal, Renewed, TxnAnswer, Version};
+    drop(serde_json::from_slice::<serde_json::Value>(bytes).map(|answer| Refusal::of(&answer)));
+    drop(serde_json::from_slice::<Granted>(bytes));
+    drop(serde_json::from_slice::<Renewed>(bytes));
+    drop(serde_json::from_slice::<Authenticated>(bytes));
+    drop(serde_json::from_slice::<Version>(bytes).map(|version| version.is_at_least((3, 4))));
+    let transaction = serde_json::from_slice::<TxnAnswer>(bytes).map(|answer| answer.responses);
+    let ranges = transaction.unwrap_or_default().into_iter().filter_map(|response| response.response_range);
+    for found in ranges.chain(serde_json::from_slice::<Found>(bytes)) {
+        drop(rows::number(&found));
+        drop(rows::member(&found, &Found::default()));
+        drop(rows::member(&Found::default(), &found));
+        for entry in &found.kvs {
+            drop(rows::to_floor(entry));
+            drop(rows::record::<rows::RequestRow>(entry).map(|row| row.request(crate::scope::Generation(1))));
+            drop(rows::record::<rows::DoneRow>(entry));
+            drop(rows::record::<rows::FailRow>(entry));
+        }
+    }
+}

@@ -265,7 +265,8 @@ fn disk_bytes(root: &Path) -> u64 {
 
 /// Of the records below `data/t` or `data/.trash`.
 fn bytes_below(top: &Path) -> u64 {
-    records_below(top).iter().map(|p| p.symlink_metadata().unwrap().blocks() * 512).sum()
+    // The keeper may delete one meanwhile.
+    records_below(top).iter().filter_map(|p| p.symlink_metadata().ok()).map(|m| m.blocks() * 512).sum()
 }
 
 fn records(root: &Path) -> Vec<PathBuf> {
