@@ -13,21 +13,25 @@ use super::wire::{Compare, Entry, Found, Int, Op, Range};
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::applied::Applied;
+use crate::ledger::fleet::Standing;
 use crate::ledger::local::{no_such, now_ms};
-use crate::ledger::request::Pending;
 use crate::ledger::row;
 use crate::ledger::rules::{self, Member};
 use crate::scope::{Generation, Scope};
 
 impl EtcdLedger {
-    pub(super) fn pending(&self, storage: Uuid) -> Result<Vec<Pending>> {
+    pub(super) fn standing_of(&self, storage: Uuid) -> Result<Standing> {
         self.keep_session(storage);
-        if self.unsettled.swap(false, Ordering::Relaxed) {
+        // What nobody noted, because whoever was to died, somebody of the fleet finds about once an interval.
+        let size = self.size.load(Ordering::Relaxed).max(1);
+        let is_turn = Uuid::new_v4().as_u128().is_multiple_of(size as u128);
+        if self.unsettled.swap(false, Ordering::Relaxed) | is_turn {
             self.settle_quietly(&Scope::Global, Generation(u64::MAX), None);
         }
-        let [found, retired, floors, marks] = self.read([
+        let [found, retired, seq, floors, acked] = self.read([
             Range::one(&self.keys.storage(storage)),
             Range::one(&self.keys.retired(storage)),
+            Range::one(&self.keys.seq()),
             self.keys.all("floor"),
             self.keys.acks_of(storage),
         ])?;
@@ -35,12 +39,21 @@ impl EtcdLedger {
         if let Some(own) = self.own_token(storage) {
             require_token(storage, member.token, own)?;
         }
-        let mut requested = Vec::new();
+        let (mut requested, mut marks) = (Vec::new(), BTreeMap::new());
         for entry in &floors.kvs {
-            requested.push((self.scope_of("floor", entry)?, rows::to_floor(entry)?));
+            let (floor, mark) = rows::to_floor(entry)?;
+            requested.push((self.scope_of("floor", entry)?, floor));
+            marks.insert(floor.highest(), mark);
         }
-        let marks = self.marks(&marks)?.remove(&storage).unwrap_or_default();
-        Ok(rules::pending(&requested, &marks))
+        let acked = self.marks(&acked)?.remove(&storage).unwrap_or_default();
+        let pending = rules::pending(&requested, &acked);
+        Ok(Standing { highest: rows::number(&seq)?, acked, pending, marks })
+    }
+
+    pub(super) fn has_mark(&self, generation: Generation, mark: Uuid) -> Result<bool> {
+        let [found] = self.read([Range::one(&self.keys.numbered("req", generation))])?;
+        let row = found.one().map(rows::record::<RequestRow>).transpose()?;
+        Ok(row.is_some_and(|row| row.nonce == mark))
     }
 
     pub(super) fn acknowledge(&self, storage: Uuid, scope: &Scope, generation: Generation) -> Result<()> {
@@ -77,7 +90,8 @@ impl EtcdLedger {
                 return Ok(Some(false));
             }
             step!("ledger.ack");
-            let done = self.commit(compare, vec![Op::put(&mark, number(generation))])?;
+            let change = vec![Op::put(&mark, number(generation)), self.put_seen(storage)];
+            let done = self.commit(compare, change)?;
             Ok(done.then_some(true))
         })?;
         if has_advanced {

@@ -27,6 +27,9 @@ pub(super) struct StorageRow {
     pub(super) first: Generation,
     pub(super) host: String,
     pub(super) registered_ms: u64,
+    /// Up to where an operator had vouched for the ledger when it registered.
+    #[serde(default)]
+    pub(super) bumped: Generation,
 }
 
 /// One that was forgotten.
@@ -37,7 +40,23 @@ pub(super) struct RetiredRow {
     /// The highest generation when it left: it is a target of nothing after it.
     pub(super) last: Generation,
     pub(super) host: String,
+    #[serde(default)]
+    pub(super) registered_ms: u64,
+    /// When its daemon was last known to run.
+    #[serde(default)]
+    pub(super) seen_ms: u64,
     pub(super) retired_ms: u64,
+}
+
+/// An operator's word that the ledger counts as it is, though it went backwards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BumpRow {
+    /// The highest generation that it had.
+    pub(super) from: Generation,
+    /// The one that it goes on after.
+    pub(super) to: Generation,
+    pub(super) host: String,
+    pub(super) bumped_ms: u64,
 }
 
 /// A member's running daemon.
@@ -132,20 +151,32 @@ pub(super) fn number(found: &Found) -> Result<Generation> {
     })
 }
 
-/// Highest generations requested, as they are kept.
-pub(super) fn floor_text(floor: Floor) -> String {
-    format!("{} {}", keys::number(floor.physical), keys::number(floor.logical))
+/// A time as it is kept.
+pub(super) fn milliseconds(entry: &Entry) -> Result<u64> {
+    text(entry)?.parse().map_err(|_| corrupt(format!("{} holds no time", shown(entry))))
 }
 
-pub(super) fn to_floor(entry: &Entry) -> Result<Floor> {
+/// Up to where an operator has vouched for the ledger.
+pub(super) fn bumped(found: &Found) -> Result<Generation> {
+    found.one().map_or(Ok(Generation(0)), |entry| Ok(record::<BumpRow>(entry)?.to))
+}
+
+/// Highest generations requested, and the mark of the highest, as they are kept.
+pub(super) fn floor_text(floor: Floor, mark: Uuid) -> String {
+    format!("{} {} {mark}", keys::number(floor.physical), keys::number(floor.logical))
+}
+
+pub(super) fn to_floor(entry: &Entry) -> Result<(Floor, Uuid)> {
     let text = text(entry)?;
-    let numbers = text.split_once(' ').and_then(|(physical, logical)| {
-        Some(Floor {
-            physical: keys::to_number(physical.as_bytes())?,
-            logical: keys::to_number(logical.as_bytes())?,
-        })
-    });
-    numbers.ok_or_else(|| corrupt(format!("{} holds no two numbers", shown(entry))))
+    let mut parts = text.split(' ');
+    let mut part = || parts.next();
+    let floor = (|| {
+        let physical = keys::to_number(part()?.as_bytes())?;
+        let logical = keys::to_number(part()?.as_bytes())?;
+        let mark = Uuid::parse_str(part()?).ok()?;
+        part().is_none().then_some((Floor { physical, logical }, mark))
+    })();
+    floor.ok_or_else(|| corrupt(format!("{} holds no two numbers and a mark", shown(entry))))
 }
 
 /// What the rules know of a storage.
@@ -304,6 +335,7 @@ mod tests {
             assert_eq!(record::<StorageRow>(entry).unwrap_err().kind(), Kind::Corrupt);
         }
         let floor = Floor { physical: Generation(3), logical: Generation(u64::MAX) };
-        assert_eq!(to_floor(holding(floor_text(floor).as_bytes()).one().unwrap()).unwrap(), floor);
+        let kept = holding(floor_text(floor, id(7)).as_bytes());
+        assert_eq!(to_floor(kept.one().unwrap()).unwrap(), (floor, id(7)));
     }
 }
