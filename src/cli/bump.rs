@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{coordinator, print};
+use super::coordinator::{self, WordsParser};
+use super::print;
 use crate::config::{Coordinator, CoordinatorWords};
 use crate::control::removals::bump_at;
 use crate::error::{Error, Kind, Result};
@@ -14,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 #[derive(Debug, Args)]
 pub(super) struct BumpArgs {
     /// The ledger: etcd://HOST:PORT[,HOST:PORT...]/PREFIX
-    #[arg(long, value_name = "WHO", required_unless_present = "coordinator_file")]
+    #[arg(long, value_parser = WordsParser, value_name = "WHO", required_unless_present = "coordinator_file")]
     coordinator: Option<CoordinatorWords>,
     /// File with lines coordinator=, ca=, cert=, key=, user= and password=, as for mount
     #[arg(long, value_name = "FILE")]

@@ -68,8 +68,8 @@ impl Removals {
         self.ledger.coordinator()
     }
 
-    /// The highest generation requested. Of a coordinator as last heard, so that nobody waits for it; absent while it
-    /// does not answer.
+    /// The highest generation requested. Of a coordinator as last heard, since a status does not wait for one; absent while
+    /// it does not answer.
     pub fn highest(&self) -> Option<Generation> {
         if self.is_shared() { self.agent.heard() } else { self.ledger.highest().ok() }
     }

@@ -38,7 +38,7 @@ pub fn status(removals: &Removals, facts: MountFacts, tenant: Option<&Tenant>) -
     }
     object.insert("coordinator".into(), json!(removals.coordinator()));
     object.insert("passthrough".into(), json!(facts.passthrough));
-    // Where the ledger cannot be asked, the epochs say how far it was.
+    // Where the ledger does not answer, the store's own number stays: the epochs say how far it was.
     if let Some(generation) = removals.highest() {
         object.insert("generation".into(), json!(generation));
     }

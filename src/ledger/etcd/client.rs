@@ -248,6 +248,11 @@ impl Client {
             (200, Err(e)) => Err(Attempt::Elsewhere(format!("an answer that is no JSON ({e})"))),
             (404, _) => Err(Attempt::Final(self.without_gateway(endpoint)?)),
             (401, _) => Err(Attempt::Token),
+            // In plain words: a certificate with a name, HTTP where TLS is spoken.
+            (400..=407, _) => {
+                let message = String::from_utf8_lossy(&bytes).trim().to_owned();
+                Err(Attempt::Final(Failure::Refused { endpoint: endpoint.name.clone(), code: 0, message }))
+            }
             _ => Err(Attempt::Elsewhere(format!("HTTP status {status}"))),
         }
     }
