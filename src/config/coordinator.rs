@@ -104,6 +104,8 @@ pub mod limits {
     pub const ETCD_ANSWER_BYTES: u64 = 256 << 20;
     /// Storages whose acknowledgements are asked for at once: etcd does not take many more questions in one.
     pub const ETCD_MARKS_AT_ONCE: usize = 100;
+    /// And how many at first, by one who looks whether a request is complete.
+    pub const ETCD_FIRST_MARKS: usize = 8;
     /// How long a daemon that does not answer any more is shown as there, in a small fleet.
     pub const ETCD_LEASE: Duration = Duration::from_secs(30);
 }

@@ -134,7 +134,7 @@ impl EtcdLedger {
     /// Notes the requests of a scope, up to a generation, for which nobody is waited any more. Two storages that
     /// acknowledge at the same time both look afterwards, so one of them sees both.
     fn settle(&self, scope: &Scope, last: Generation, by: Option<Uuid>) -> Result<()> {
-        let [open, mver] = self.read([self.keys.all("open"), Range::one(&self.keys.mver())])?;
+        let [open] = self.read([self.keys.all("open")])?;
         let mut settled = Vec::new();
         for entry in open.kvs {
             let (generation, of) = self.open_request(&entry)?;
@@ -142,19 +142,31 @@ impl EtcdLedger {
                 settled.push((generation, of, entry.mod_revision));
             }
         }
-        let members = self.members_at(mver.revision())?;
-        // Whoever acknowledges early finds another who has not within the first few that it asks about.
-        for some in members.staying_after(by).chunks(limits::ETCD_MARKS_AT_ONCE) {
-            if settled.is_empty() {
-                return Ok(());
+        // All of the circle of members, from behind the one who asks round to him: a few at first, since who acknowledges
+        // early soon finds another who has not.
+        let start = by.unwrap_or(Uuid::nil());
+        let (mut after, mut at_once, mut is_round) = (start, limits::ETCD_FIRST_MARKS, false);
+        while !settled.is_empty() {
+            let [page] = self.read([self.keys.storages_after(after).first(at_once)])?;
+            let mut some = Vec::new();
+            for entry in &page.kvs {
+                some.push((self.named("storage", entry)?, rows::record::<StorageRow>(entry)?.first));
             }
-            let found = self.read_all(some.iter().map(|id| self.keys.acks_of(*id)).collect())?;
-            for (id, found) in some.iter().zip(found) {
+            let is_last = page.kvs.len() < at_once;
+            after = some.last().map_or(after, |(id, _)| *id);
+            some.retain(|(id, _)| !is_round || *id <= start);
+            let found = self.read_all(some.iter().map(|(id, _)| self.keys.acks_of(*id)).collect())?;
+            for ((id, first), found) in some.iter().zip(found) {
                 let marks = self.marks(&found)?.remove(id).unwrap_or_default();
-                settled.retain(|(generation, of, _)| {
-                    !members.awaits(*id, *generation) || marks.covers(of, *generation)
-                });
+                settled.retain(|(generation, of, _)| generation <= first || marks.covers(of, *generation));
             }
+            if (is_round || start.is_nil()) && (is_last || (is_round && after >= start)) {
+                break;
+            }
+            if is_last {
+                (after, is_round) = (Uuid::nil(), true);
+            }
+            at_once = (2 * at_once).min(limits::ETCD_MARKS_AT_ONCE);
         }
         for (generation, _, revision) in settled {
             self.finish(generation, revision)?;

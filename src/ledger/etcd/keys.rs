@@ -99,6 +99,11 @@ impl Keys {
         Range::below(&self.of(&format!("{kind}/")))
     }
 
+    /// Every member behind one, in order.
+    pub(super) fn storages_after(&self, id: Uuid) -> Range {
+        self.all("storage").from(&format!("{}\0", self.storage(id)))
+    }
+
     /// Every acknowledgement of a storage.
     pub(super) fn acks_of(&self, id: Uuid) -> Range {
         Range::below(&self.of(&format!("ack/{id}/")))

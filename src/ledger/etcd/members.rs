@@ -234,7 +234,7 @@ impl EtcdLedger {
         Ok(found)
     }
 
-    fn named(&self, kind: &str, entry: &Entry) -> Result<Uuid> {
+    pub(super) fn named(&self, kind: &str, entry: &Entry) -> Result<Uuid> {
         let name = self.keys.rest(kind, &entry.key.0).and_then(|name| Uuid::parse_str(name).ok());
         name.ok_or_else(|| corrupt(format!("{} names no storage", String::from_utf8_lossy(&entry.key.0))))
     }

@@ -227,24 +227,6 @@ impl Members {
     pub(super) fn is_retired(&self, id: Uuid) -> bool {
         self.0.get(&id).is_none_or(|stay| stay.last.is_some())
     }
-
-    /// Those who may still have to do something, beginning behind one of them and coming round to it.
-    pub(super) fn staying_after(&self, id: Option<Uuid>) -> Vec<Uuid> {
-        let staying = |range: &mut dyn Iterator<Item = (&Uuid, &Stay)>| -> Vec<Uuid> {
-            range.filter(|(_, stay)| stay.last.is_none()).map(|(id, _)| *id).collect()
-        };
-        let Some(id) = id else { return staying(&mut self.0.iter()) };
-        let (before, after) =
-            (&mut self.0.range(..=id), &mut self.0.range(id..).skip_while(|(at, _)| **at == id));
-        let mut order = staying(after);
-        order.extend(staying(before));
-        order
-    }
-
-    /// Whether a request waits for one of those who stay.
-    pub(super) fn awaits(&self, id: Uuid, generation: Generation) -> bool {
-        self.0.get(&id).is_some_and(|stay| stay.last.is_none() && stay.first < generation)
-    }
 }
 
 /// A request with what has become of it.
@@ -296,9 +278,6 @@ mod tests {
         assert_eq!(members.targets(Generation(1)), [id(1), id(3)]);
         assert_eq!(members.targets(Generation(3)), [id(1), id(3)]);
         assert_eq!(members.targets(Generation(4)), [id(1), id(2)]);
-        assert_eq!(members.staying_after(Some(id(1))), [id(2), id(1)]);
-        assert_eq!(members.staying_after(Some(id(3))), [id(1), id(2)]);
-        assert_eq!(members.staying_after(None), [id(1), id(2)]);
     }
 
     #[test]

@@ -105,6 +105,9 @@ impl EtcdLedger {
 }
 
 #[cfg(test)]
+use crate::scope::{Generation, Scope};
+
+#[cfg(test)]
 impl EtcdLedger {
     fn everything(&self) -> Range {
         let first = self.keys.ledger_id();
@@ -115,6 +118,12 @@ impl EtcdLedger {
     pub(in super::super) fn empty_for_a_test(&self) {
         let txn = Txn { compare: Vec::new(), success: vec![Op::DeleteRange(self.everything())] };
         self.client.call::<TxnAnswer>(TXN, &txn).unwrap();
+    }
+
+    /// An acknowledgement by one who dies before he looks who else has.
+    pub(super) fn mark_for_a_test(&self, storage: Uuid, scope: &Scope, generation: Generation) {
+        let put = Op::put(&self.keys.ack(storage, scope), super::keys::number(generation));
+        assert!(self.commit(Vec::new(), vec![put]).unwrap());
     }
 
     /// A backup.

@@ -74,6 +74,11 @@ impl Range {
         Range { key: Bytes(prefix.into()), range_end: Some(Bytes(end)), limit: None, count_only: false }
     }
 
+    /// Those of them that are not before a key.
+    pub(super) fn from(self, key: &str) -> Range {
+        Range { key: Bytes(key.into()), ..self }
+    }
+
     /// How many there are, and none of them.
     pub(super) fn counted(self) -> Range {
         Range { count_only: true, ..self }

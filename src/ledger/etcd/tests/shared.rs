@@ -175,3 +175,40 @@ fn another_ledger_at_the_same_place_is_refused() {
         assert!(e.to_string().contains("emptied or restored"), "{e}");
     }
 }
+
+/// Whoever acknowledges last completes a request, in a fleet of more members than are asked about at once; and a poll does
+/// where he died before he noted it.
+#[test]
+fn a_request_of_many_members_is_complete_with_the_last_of_them() {
+    const MEMBERS: usize = 40;
+    let Some(server) = EtcdServer::shared() else { return };
+    let [ledger, poller] = daemons(server);
+    let mut storages: Vec<Uuid> = (0..MEMBERS).map(|_| join(&ledger)).collect();
+    let watching = join(&poller);
+    let gone = storages.pop().unwrap();
+    for n in 1..=2 {
+        ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+        // In order, so that each round of those who ask meets others than the last.
+        storages.sort_by_key(|id| id.as_u128() ^ n);
+        for storage in storages.iter().chain([&watching]) {
+            assert_eq!(ledger.unfinished().unwrap().len(), 1);
+            ledger.ack(*storage, &tenant("a"), Generation(n as u64)).unwrap();
+        }
+        if n == 1 {
+            assert_eq!(ledger.unfinished().unwrap().len(), 1, "one has not");
+            ledger.forget(gone).unwrap();
+        }
+        assert!(ledger.unfinished().unwrap().is_empty());
+    }
+    ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    for storage in storages.iter().chain([&watching]) {
+        ledger.mark_for_a_test(*storage, &tenant("a"), Generation(3));
+    }
+    assert_eq!(ledger.unfinished().unwrap().len(), 1, "nobody noted it");
+    // About one poll in as many as there are members looks.
+    let is_noted = |_| {
+        poller.poll(watching).unwrap();
+        poller.unfinished().unwrap().is_empty()
+    };
+    assert!((0..100 * MEMBERS).any(is_noted));
+}
