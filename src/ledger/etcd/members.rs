@@ -34,7 +34,7 @@ pub(super) struct Session {
 impl EtcdLedger {
     pub(super) fn join(&self, storage: Uuid, known: &[Token], next: Token) -> Result<()> {
         self.begun()?;
-        self.count_members()?;
+        self.count()?;
         let session = self.session(next)?;
         let (mine, gone, seq) = (self.keys.storage(storage), self.keys.retired(storage), self.keys.seq());
         let bump = Range::one(&self.keys.bump());
@@ -154,7 +154,7 @@ impl EtcdLedger {
             true => self.begin_session(storage),
             false => self.renew(storage, &session),
         };
-        let kept = kept.and_then(|()| self.count_members());
+        let kept = kept.and_then(|()| self.count().map(drop));
         let noted = match session.noted.elapsed() < pace.note {
             true => kept,
             false => kept.and_then(|()| self.note_presence(storage)),
@@ -164,11 +164,12 @@ impl EtcdLedger {
         }
     }
 
-    /// How many there are decides how often each asks.
-    fn count_members(&self) -> Result<()> {
+    /// How many storages take part: it decides how often each asks.
+    pub fn count(&self) -> Result<usize> {
         let [found] = self.read([self.keys.all("storage").counted()])?;
-        self.size.store(usize::try_from(found.count.0).unwrap_or(0), Ordering::Relaxed);
-        Ok(())
+        let size = usize::try_from(found.count.0).unwrap_or(0);
+        self.size.store(size, Ordering::Relaxed);
+        Ok(size)
     }
 
     fn note_presence(&self, storage: Uuid) -> Result<()> {
