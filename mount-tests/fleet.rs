@@ -397,3 +397,30 @@ fn without_a_quorum_mounts_serve_and_nothing_completes() {
     assert!(wait_until(PATIENCE, || is_complete(&mounts[1], generation)));
     assert!(mounts.iter().all(|m| !has(m, "default")));
 }
+
+/// Commands for a store that is not mounted know of the fleet: what was asked for there is not pending for ever, and an
+/// import carries out first what is.
+#[test]
+fn offline_commands_know_a_store_of_a_fleet() {
+    let Some((cluster, mut mounts)) = fleet::<2>(1) else { return };
+    mounts.iter().for_each(fill);
+    wait_complete(&mounts[0], submit(&mounts[0], "tenant=default"));
+    fs::write(mounts[1].mnt.join("default/key"), "newer").unwrap();
+    mounts[1].umount();
+    let store = mounts[1].store.clone();
+    let found = fencefs([Path::new("fsck"), &store, Path::new("--json")]).ok();
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((&found["clean"], &found["findings"]), (&true.into(), &Value::Array(Vec::new())), "{found}");
+
+    let from = mounts[1].scratch.join("mooncake");
+    fs::create_dir_all(from.join("file_per_key_dir")).unwrap();
+    let import = [Path::new("import"), &store, Path::new("--from"), &from];
+    let (_, why) = fencefs(import).failed();
+    assert!(why.contains("takes part in the ledger"), "{why}");
+    let pending = submit(&mounts[0], "tenant=default");
+    let url = cluster.coordinator();
+    fencefs(import.into_iter().chain([Path::new("--coordinator"), Path::new(&url)])).ok();
+    wait_complete(&mounts[0], pending);
+    mounts[1].mount();
+    assert!(!has(&mounts[1], "default") && has(&mounts[1], "other"));
+}

@@ -76,6 +76,13 @@ impl StorageFile {
         Ok(())
     }
 
+    /// What a coordinator asked for last, of each scope; `None` of a storage that keeps its requests itself.
+    pub fn asked_elsewhere(&self) -> Result<Option<Vec<(Scope, Generation)>>> {
+        let asked =
+            self.asked().iter().map(|(scope, (generation, _))| (scope.clone(), *generation)).collect();
+        Ok(self.is_bound()?.then_some(asked))
+    }
+
     /// Refuses a ledger that does not have what this storage was asked for.
     ///
     /// # Errors
