@@ -424,3 +424,53 @@ fn offline_commands_know_a_store_of_a_fleet() {
     mounts[1].mount();
     assert!(!has(&mounts[1], "default") && has(&mounts[1], "other"));
 }
+
+/// A tenant need not be at every host: who does not have it has nothing of it, and says so.
+#[test]
+fn a_tenant_that_is_at_one_host_is_removed_for_all() {
+    let Some((_cluster, mounts)) = fleet::<2>(1) else { return };
+    mounts.iter().for_each(fill);
+    fs::create_dir(mounts[0].mnt.join("rare")).unwrap();
+    fs::write(mounts[0].mnt.join("rare/key"), "value").unwrap();
+    let (done, reply) = mounts[1].control("remove-all tenant=rare");
+    assert_eq!((done, &reply["code"]), (Err(libc::ENOENT), &"UNKNOWN_TENANT".into()), "{reply}");
+    let generation = submit(&mounts[0], "tenant=rare");
+    let done = wait_complete(&mounts[0], generation);
+    assert_eq!(listed(&done, "acked").len(), 2, "{done}");
+    assert!(!has(&mounts[0], "rare") && mounts.iter().all(|m| has(m, "other")));
+    // Made afterwards, it is of the epoch that all know.
+    fs::create_dir(mounts[1].mnt.join("rare")).unwrap();
+    let epoch = mounts[1].control("epoch tenant=rare").1["epoch"].as_u64();
+    assert_eq!(epoch, Some(generation));
+}
+
+/// What keeps one host from removing is told at every other, with the host's name; when it is gone the request is complete.
+#[test]
+fn a_host_that_cannot_remove_is_named_at_the_others() {
+    let Some((_cluster, mounts)) = fleet::<2>(1) else { return };
+    mounts.iter().for_each(fill);
+    let stranger = mounts[1].store.join("data/t/default/0/stranger");
+    fs::write(&stranger, "nobody's").unwrap();
+    let (done, reply) = mounts[1].control("remove-all tenant=default");
+    assert_eq!((done, &reply["code"]), (Err(libc::EOPNOTSUPP), &"UNSUPPORTED_TENANT_LOCAL_CLEANUP".into()));
+    let generation = submit(&mounts[0], "tenant=default");
+    let mut seen = Value::Null;
+    assert!(
+        wait_until(PATIENCE, || {
+            seen = request(&mounts[0], generation);
+            seen["state"] == "complete" || seen["state"] == "failed"
+        }),
+        "{seen}"
+    );
+    let kept = fs::read_dir(mounts[1].store.join("data/.quarantine")).into_iter().flatten().count();
+    if seen["state"] == "failed" {
+        let why = seen["last_error"].as_str().unwrap();
+        assert!(why.contains("at ") && why.contains("stranger"), "{why}");
+        fs::remove_file(&stranger).unwrap();
+        mounts[1].control("retry").0.unwrap();
+        wait_complete(&mounts[0], generation);
+    } else {
+        assert_eq!(kept, 1, "it was not deleted");
+    }
+    assert!(mounts.iter().all(|m| !has(m, "default") && has(m, "other")));
+}

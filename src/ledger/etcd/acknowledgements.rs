@@ -113,7 +113,7 @@ impl EtcdLedger {
                 return Ok(Some(()));
             }
             let attempts = before.one().map(rows::record::<FailRow>).transpose()?.map_or(0, |f| f.attempts);
-            let row = FailRow { attempts: attempts + 1, error: error.to_owned() };
+            let row = FailRow { attempts: attempts + 1, host: self.host.clone(), error: error.to_owned() };
             let compare = vec![
                 Compare::unchanged(&open, waits.revision()),
                 Compare::unchanged(&fail, before.revision()),

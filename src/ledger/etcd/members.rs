@@ -157,7 +157,7 @@ impl EtcdLedger {
         let kept = kept.and_then(|()| self.count().map(drop));
         let noted = match session.noted.elapsed() < pace.note {
             true => kept,
-            false => kept.and_then(|()| self.note_presence(storage)),
+            false => kept.and_then(|()| self.note_presence(storage, session.token)),
         };
         if let Err(e) = noted {
             log::warn!("cannot renew this daemon's session: {e}");
@@ -172,12 +172,21 @@ impl EtcdLedger {
         Ok(size)
     }
 
-    fn note_presence(&self, storage: Uuid) -> Result<()> {
-        self.commit(Vec::new(), vec![self.put_seen(storage)])?;
+    fn note_presence(&self, storage: Uuid, token: Token) -> Result<()> {
+        self.change_as(storage, token, vec![self.put_seen(storage)])?;
         if let Some(session) = self.sessions.lock().get_mut(&storage) {
             session.noted = Instant::now();
         }
         Ok(())
+    }
+
+    /// Changes what is a storage's own, as long as it is the one that registered here: another may have its identity by now.
+    fn change_as(&self, storage: Uuid, token: Token, change: Vec<Op>) -> Result<bool> {
+        let key = self.keys.storage(storage);
+        let [found] = self.read([Range::one(&key)])?;
+        let Some(entry) = found.one() else { return Ok(false) };
+        require_token(storage, rows::record::<StorageRow>(entry)?.token, token)?;
+        self.commit(vec![Compare::unchanged(&key, found.revision())], change)
     }
 
     pub(super) fn put_seen(&self, storage: Uuid) -> Op {
@@ -187,11 +196,10 @@ impl EtcdLedger {
     /// The daemon of a storage stops: whoever looks need not wait for its lease to run out. Not tried where etcd is known
     /// to be silent.
     pub(super) fn end_session(&self, storage: Uuid) {
-        if self.sessions.lock().remove(&storage).is_none() || self.client.require_answering().is_err() {
-            return;
-        }
+        let session = self.sessions.lock().remove(&storage);
+        let Some(session) = session.filter(|_| self.client.require_answering().is_ok()) else { return };
         let change = vec![Op::delete(&self.keys.session(storage)), self.put_seen(storage)];
-        if let Err(e) = self.commit(Vec::new(), change) {
+        if let Err(e) = self.change_as(storage, session.token, change) {
             log::warn!("cannot end this daemon's session: {e}");
         }
     }
@@ -259,14 +267,8 @@ impl EtcdLedger {
     pub(super) fn begin_session(&self, storage: Uuid) -> Result<()> {
         let Some(token) = self.own_token(storage) else { return Ok(()) };
         let session = self.session(token)?;
-        let key = self.keys.storage(storage);
-        let [found] = self.read([Range::one(&key)])?;
-        if let Some(entry) = found.one() {
-            require_token(storage, rows::record::<StorageRow>(entry)?.token, token)?;
-            let unchanged = vec![Compare::unchanged(&key, found.revision())];
-            if self.commit(unchanged, vec![self.put_session(storage, &session)])? {
-                self.sessions.lock().insert(storage, session);
-            }
+        if self.change_as(storage, token, vec![self.put_session(storage, &session)])? {
+            self.sessions.lock().insert(storage, session);
         }
         Ok(())
     }

@@ -91,6 +91,9 @@ pub(super) struct DoneRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FailRow {
     pub(super) attempts: u64,
+    /// Where the last one did.
+    #[serde(default)]
+    pub(super) host: String,
     pub(super) error: String,
 }
 
@@ -252,7 +255,10 @@ pub(super) fn assemble(
         request.completed_ms = done.map(|d| d.completed_ms);
     } else if let Some(failed) = failed {
         request.state = State::Failed;
-        request.last_error = Some(failed.error);
+        request.last_error = Some(match failed.host.as_str() {
+            "" => failed.error,
+            host => format!("at {host}: {}", failed.error),
+        });
     }
     Ok(request)
 }
@@ -286,11 +292,11 @@ mod tests {
             Members([(id(1), stay(0, None)), (id(2), stay(0, None)), (id(3), stay(0, Some(9)))].into());
         let row = RequestRow::new(&Scope::Global, Mode::Physical, None, id(7), 5);
         let mark = |global| Applied { global: Generation(global), ..Applied::default() };
-        let failed = || Some(FailRow { attempts: 2, error: "no".into() });
+        let failed = || Some(FailRow { attempts: 2, host: "h".into(), error: "no".into() });
         let mut marks: BTreeMap<Uuid, Applied> = [(id(1), mark(4)), (id(2), mark(3))].into();
         let half = assemble(Generation(4), &row, None, failed(), &members, &marks).unwrap();
         assert_eq!((half.state, half.acked, half.retired), (State::Failed, vec![id(1)], vec![id(3)]));
-        assert_eq!((half.last_error.as_deref(), half.failed_attempts), (Some("no"), 2));
+        assert_eq!((half.last_error.as_deref(), half.failed_attempts), (Some("at h: no"), 2));
         marks.insert(id(2), mark(5));
         let whole = assemble(Generation(4), &row, None, failed(), &members, &marks).unwrap();
         assert_eq!((whole.state, whole.last_error, whole.failed_attempts), (State::Complete, None, 2));
