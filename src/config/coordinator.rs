@@ -87,13 +87,13 @@ pub mod limits {
     /// How often a daemon asks what is pending, in a small fleet.
     pub const ETCD_POLL: Duration = Duration::from_secs(2);
     /// How often all daemons of a large one do, together.
-    pub const ETCD_POLLS_A_SECOND: u32 = 500;
+    pub const ETCD_POLLS_A_SECOND: u32 = 200;
     /// The largest fleet in which each daemon is told of requests, beside asking.
     pub const ETCD_WATCHERS: usize = 1_000;
     /// How long it is told before it asks to be told again.
     pub const ETCD_WATCH: Duration = Duration::from_secs(60);
     /// How often they renew their leases, together.
-    pub const ETCD_RENEWALS_A_SECOND: u32 = 200;
+    pub const ETCD_RENEWALS_A_SECOND: u32 = 100;
     /// How often a daemon notes that it runs, in a small fleet.
     pub const ETCD_NOTE: Duration = Duration::from_secs(60);
     /// How often all daemons of a large one do, together.
@@ -105,7 +105,7 @@ pub mod limits {
     /// Storages whose acknowledgements are asked for at once: etcd does not take many more questions in one.
     pub const ETCD_MARKS_AT_ONCE: usize = 100;
     /// And how many at first, by one who looks whether a request is complete.
-    pub const ETCD_FIRST_MARKS: usize = 8;
+    pub const ETCD_FIRST_MARKS: usize = 2;
     /// How long a daemon that does not answer any more is shown as there, in a small fleet.
     pub const ETCD_LEASE: Duration = Duration::from_secs(30);
 }

@@ -134,7 +134,12 @@ impl EtcdLedger {
     /// Notes the requests of a scope, up to a generation, for which nobody is waited any more. Two storages that
     /// acknowledge at the same time both look afterwards, so one of them sees both.
     fn settle(&self, scope: &Scope, last: Generation, by: Option<Uuid>) -> Result<()> {
-        let [open] = self.read([self.keys.all("open")])?;
+        // All of the circle of members, from behind the one who asks round to him: a few at first, since who acknowledges
+        // early soon finds another who has not.
+        let start = by.unwrap_or(Uuid::nil());
+        let (mut after, mut at_once, mut is_round) = (start, limits::ETCD_FIRST_MARKS, false);
+        let [open, mut page] =
+            self.read([self.keys.all("open"), self.keys.storages_after(after).first(at_once)])?;
         let mut settled = Vec::new();
         for entry in open.kvs {
             let (generation, of) = self.open_request(&entry)?;
@@ -142,12 +147,7 @@ impl EtcdLedger {
                 settled.push((generation, of, entry.mod_revision));
             }
         }
-        // All of the circle of members, from behind the one who asks round to him: a few at first, since who acknowledges
-        // early soon finds another who has not.
-        let start = by.unwrap_or(Uuid::nil());
-        let (mut after, mut at_once, mut is_round) = (start, limits::ETCD_FIRST_MARKS, false);
         while !settled.is_empty() {
-            let [page] = self.read([self.keys.storages_after(after).first(at_once)])?;
             let mut some = Vec::new();
             for entry in &page.kvs {
                 some.push((self.named("storage", entry)?, rows::record::<StorageRow>(entry)?.first));
@@ -155,7 +155,8 @@ impl EtcdLedger {
             let is_last = page.kvs.len() < at_once;
             after = some.last().map_or(after, |(id, _)| *id);
             some.retain(|(id, _)| !is_round || *id <= start);
-            let found = self.read_all(some.iter().map(|(id, _)| self.keys.acks_of(*id)).collect())?;
+            let asked = some.iter().map(|(id, _)| self.keys.acks_of(*id)).collect();
+            let found = if some.is_empty() { Vec::new() } else { self.read_all(asked)? };
             for ((id, first), found) in some.iter().zip(found) {
                 let marks = self.marks(&found)?.remove(id).unwrap_or_default();
                 settled.retain(|(generation, of, _)| generation <= first || marks.covers(of, *generation));
@@ -166,7 +167,10 @@ impl EtcdLedger {
             if is_last {
                 (after, is_round) = (Uuid::nil(), true);
             }
-            at_once = (2 * at_once).min(limits::ETCD_MARKS_AT_ONCE);
+            if !settled.is_empty() {
+                at_once = (4 * at_once).min(limits::ETCD_MARKS_AT_ONCE);
+                [page] = self.read([self.keys.storages_after(after).first(at_once)])?;
+            }
         }
         for (generation, _, revision) in settled {
             self.finish(generation, revision)?;
