@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use crate::fleet::{fleet, storage_id};
 use crate::harness::{Mount, wait_until};
+use crate::peer::Peer;
 use crate::removals::Control;
-use crate::storm::{Random, Storm, TENANTS, calm, looker, number_from, seed};
+use crate::storm::{KEYS, Random, Storm, TENANTS, calm, looker, name, number_from, seed};
 use crate::storm_check::Removal;
 
 const HOSTS: usize = 4;
@@ -38,7 +39,7 @@ impl Hosts {
     }
 
     /// Random removals, each asked for until it is recorded, at whichever host, and followed to its end.
-    fn remover(&self, who: usize, mut random: Random) {
+    fn remover(&self, who: usize, mut peers: Vec<Peer>, mut random: Random) {
         let mut n = 0;
         while !self.storms[0].stop.load(Ordering::SeqCst) {
             n += 1;
@@ -53,17 +54,17 @@ impl Hosts {
                     break generation;
                 }
             };
-            self.follow(&mut random, &removals, generation);
+            self.follow(&mut random, &mut peers, &removals, generation);
             std::thread::sleep(Duration::from_millis(random.below(120)));
         }
         assert!(n > 0);
     }
 
-    fn follow(&self, random: &mut Random, removals: &[Removal], generation: u64) {
+    fn follow(&self, random: &mut Random, peers: &mut [Peer], removals: &[Removal], generation: u64) {
         let (began, mut ended) = (Instant::now(), [false; HOSTS]);
         loop {
             assert!(began.elapsed() < PATIENCE, "generation {generation} does not end: {ended:?}");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(5));
             let Some(request) = self.ask(random, &format!("query generation={generation}")) else { continue };
             assert_ne!(request["error"], "ENOENT", "generation {generation} is lost");
             for (n, id) in self.ids.iter().enumerate() {
@@ -72,11 +73,22 @@ impl Hosts {
                 if acked && !ended[n] {
                     self.storms[n].check.removal_ends(&removals[n], Some(generation));
                     ended[n] = true;
+                    self.walk(n, &mut peers[n], removals[n].tenant.as_deref());
                 }
             }
             if request["state"] == "complete" {
                 assert_eq!(ended, [true; HOSTS], "complete, and not acknowledged by all: {request}");
                 return;
+            }
+        }
+    }
+
+    /// Looks at every key of a scope, at the moment that its host's acknowledgement is seen.
+    fn walk(&self, n: usize, peer: &mut Peer, tenant: Option<&str>) {
+        let _mounted = self.storms[n].begin();
+        for of in TENANTS.into_iter().filter(|of| tenant.is_none_or(|tenant| tenant == *of)) {
+            for who in 0..WRITERS {
+                (0..KEYS).for_each(|key| self.storms[n].look(peer, of, &name(who, key)));
             }
         }
     }
@@ -94,7 +106,8 @@ fn threads(mounts: &[Mount; HOSTS], hosts: &Arc<Hosts>, random: &mut Random) -> 
     }
     for who in 0..2 {
         let (hosts, random) = (Arc::clone(hosts), Random(random.next()));
-        threads.push(std::thread::spawn(move || hosts.remover(who, random)));
+        let peers = mounts.iter().map(looker).collect();
+        threads.push(std::thread::spawn(move || hosts.remover(who, peers, random)));
     }
     threads
 }

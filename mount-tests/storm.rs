@@ -23,7 +23,7 @@ pub(crate) const TENANTS: [&str; 4] = ["alpha", "beta", "gamma", "default"];
 const WRITERS: usize = 8;
 const READERS: usize = 2;
 /// Keys of one writer in one tenant.
-const KEYS: usize = 5;
+pub(crate) const KEYS: usize = 5;
 const LONGEST_VALUE: u64 = 60_000;
 
 /// SplitMix64: enough for a storm, and the same everywhere.
@@ -218,7 +218,7 @@ impl Storm {
 
     /// Another process reads a key: torn, foreign and removed values are looked for; what the key must hold is not
     /// known while its writer is at it. (The writers' own process sees what they have not published.)
-    fn look(&self, peer: &mut Peer, tenant: &str, key: &str) {
+    pub(crate) fn look(&self, peer: &mut Peer, tenant: &str, key: &str) {
         let begun = self.check.tick();
         let seen = peer.run(&format!("look('/{tenant}/{key}')"));
         let Some(text) = seen.as_str() else { return };
@@ -356,7 +356,7 @@ impl Storm {
 }
 
 /// The name of a writer's key.
-fn name(writer: usize, key: usize) -> String {
+pub(crate) fn name(writer: usize, key: usize) -> String {
     format!("w{writer}-{key}")
 }
 
