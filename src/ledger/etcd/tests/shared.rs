@@ -212,3 +212,21 @@ fn a_request_of_many_members_is_complete_with_the_last_of_them() {
     };
     assert!((0..100 * MEMBERS).any(is_noted));
 }
+
+/// A daemon is told of a request as it is made and when it is complete; what it does then is ask.
+#[test]
+fn requests_are_told_as_they_are_made() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let [watching, other] = daemons(server);
+    let storage = join(&watching);
+    let (tell, told) = std::sync::mpsc::channel();
+    // It listens for longer than this test, which does not wait for it.
+    std::thread::spawn(move || watching.watch(&|| drop(tell.send(()))));
+    let next = || told.recv_timeout(std::time::Duration::from_secs(30)).expect("it is told");
+    next();
+    other.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    next();
+    other.ack(storage, &tenant("a"), Generation(1)).unwrap();
+    next();
+    assert!(told.try_recv().is_err(), "and of nothing else");
+}
