@@ -66,7 +66,7 @@ fn killed_between_marker_and_acknowledgement_a_host_deletes_nothing_again() {
         mounts[1].wait_for_exit();
         fail_over(&mut cluster);
         assert!(
-            wait_until(PATIENCE, || listed(&request(&mounts[0], generation), "acked").len() >= 1),
+            wait_until(PATIENCE, || !listed(&request(&mounts[0], generation), "acked").is_empty()),
             "{step}"
         );
         if is_recorded {

@@ -102,6 +102,8 @@ pub mod limits {
     pub const BUMP_GENERATIONS: u64 = 1_000_000_000;
     /// Longest answer of etcd.
     pub const ETCD_ANSWER_BYTES: u64 = 256 << 20;
+    /// Keys of a kind that one answer brings.
+    pub const ETCD_PART: usize = 500;
     /// Storages whose acknowledgements are asked for at once: etcd does not take many more questions in one.
     pub const ETCD_MARKS_AT_ONCE: usize = 100;
     /// And how many at first, by one who looks whether a request is complete.

@@ -101,7 +101,7 @@ impl Keys {
 
     /// Every member behind one, in order.
     pub(super) fn storages_after(&self, id: Uuid) -> Range {
-        self.all("storage").from(&format!("{}\0", self.storage(id)))
+        self.all("storage").from(format!("{}\0", self.storage(id)))
     }
 
     /// Every acknowledgement of a storage.

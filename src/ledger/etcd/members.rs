@@ -111,17 +111,20 @@ impl EtcdLedger {
         Ok(())
     }
 
-    /// Everybody, as of a revision of `mver` that was read.
+    /// Everybody, as of a revision of `mver` that was read; where they have changed since, whoever compares that finds out.
     pub(super) fn members_at(&self, mver: Int) -> Result<Arc<Members>> {
         if let Some((of, members)) = &*self.members.lock()
             && *of == mver
         {
             return Ok(Arc::clone(members));
         }
-        let [now, storages, retired] =
-            self.read([Range::one(&self.keys.mver()), self.keys.all("storage"), self.keys.all("retired")])?;
+        let [storages, retired] = self.read_parts(["storage", "retired"])?;
         let members = Arc::new(self.to_members(&storages, &retired)?);
-        *self.members.lock() = Some((now.revision(), Arc::clone(&members)));
+        // They are those of a moment only if nobody came or went while they were read.
+        let [now] = self.read([Range::one(&self.keys.mver())])?;
+        if now.revision() == mver {
+            *self.members.lock() = Some((mver, Arc::clone(&members)));
+        }
         Ok(members)
     }
 
@@ -206,7 +209,7 @@ impl EtcdLedger {
 
     pub(super) fn every_storage(&self) -> Result<Vec<StorageStatus>> {
         let [storages, retired, sessions, seen, acked] =
-            self.read(["storage", "retired", "session", "seen", "ack"].map(|kind| self.keys.all(kind)))?;
+            self.read_parts(["storage", "retired", "session", "seen", "ack"])?;
         let mut acked = self.marks(&acked)?;
         let now_ms = now_ms();
         let here: BTreeSet<Uuid> =

@@ -75,7 +75,7 @@ impl Range {
     }
 
     /// Those of them that are not before a key.
-    pub(super) fn from(self, key: &str) -> Range {
+    pub(super) fn from(self, key: impl Into<Vec<u8>>) -> Range {
         Range { key: Bytes(key.into()), ..self }
     }
 
