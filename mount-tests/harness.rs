@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -175,6 +175,7 @@ pub(crate) struct Builder {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
     tenant: Option<String>,
+    within: Vec<OsString>,
 }
 
 impl Builder {
@@ -219,8 +220,24 @@ impl Builder {
         self.arg("--tenant").arg(tenant)
     }
 
+    /// The network namespace that the daemon runs in.
+    pub(crate) fn within(mut self, namespace: &Path) -> Builder {
+        let mut net = OsString::from("--net=");
+        net.push(namespace);
+        self.within = vec!["nsenter".into(), net, "--".into()];
+        self
+    }
+
     /// Makes the directories and mounts.
+    #[track_caller]
     pub(crate) fn mount(self) -> Mount {
+        let mut mount = self.prepare();
+        mount.mount();
+        mount
+    }
+
+    /// Makes the directories.
+    pub(crate) fn prepare(self) -> Mount {
         let root = tempfile::Builder::new().prefix("fencefs-test-").tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         let (store, mnt, scratch) = (path("store"), path("mnt"), path("scratch"));
@@ -228,7 +245,7 @@ impl Builder {
         fs::create_dir(&scratch).unwrap();
         let daemon = Arc::new(Mutex::new(None));
         let watchdog = watch(daemon.clone(), store.clone());
-        let mut mount = Mount {
+        Mount {
             store,
             mnt,
             scratch,
@@ -236,11 +253,10 @@ impl Builder {
             env: self.env,
             tenant: self.tenant,
             daemon,
+            within: self.within,
             watchdog,
             root: Some(root),
-        };
-        mount.mount();
-        mount
+        }
     }
 }
 
@@ -268,6 +284,7 @@ pub(crate) struct Mount {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
     tenant: Option<String>,
+    within: Vec<OsString>,
     daemon: Arc<Mutex<Option<Pid>>>,
     #[expect(dead_code, reason = "dropping it ends the watchdog")]
     watchdog: Sender<()>,
@@ -289,6 +306,12 @@ impl Mount {
     #[track_caller]
     pub(crate) fn mount(&mut self) {
         self.try_mount().ok();
+        self.find_again();
+    }
+
+    /// Notes the daemon of a mount that was made another way.
+    #[track_caller]
+    pub(crate) fn find_again(&mut self) {
         assert!(self.is_mounted(), "mount returned 0 and nothing is mounted");
         let pid = self.find_daemon();
         *self.daemon.lock().unwrap() = Some(pid);
@@ -297,14 +320,28 @@ impl Mount {
     /// Runs `fencefs mount`, whatever comes of it.
     #[track_caller]
     pub(crate) fn try_mount(&self) -> Output {
+        run(&mut self.mount_command())
+    }
+
+    /// Starts `fencefs mount` with what it says in a file.
+    pub(crate) fn start_mounting(&self, out: &Path) -> Child {
+        let file = File::create(out).unwrap();
+        let mut command = self.mount_command();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        command.spawn().unwrap()
+    }
+
+    fn mount_command(&self) -> Command {
         let (store, mnt) = (self.store.as_os_str(), self.mnt.as_os_str());
-        let mut command = Command::new(BINARY);
-        command.args([OsStr::new("mount"), store, mnt]);
+        let mut words = self.within.iter().map(OsString::as_os_str).chain([OsStr::new(BINARY)]);
+        let mut command = Command::new(words.next().expect("at least the binary"));
+        command.args(words).args([OsStr::new("mount"), store, mnt]);
         if let Some(checksum) = std::env::var_os("FENCEFS_TEST_CHECKSUM") {
             command.arg("--checksum").arg(checksum);
         }
         command.args(&self.args);
-        run(command.envs(self.env.iter().map(|(name, value)| (name, value))))
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
     }
 
     /// Replaces or adds an argument of the next mount.
@@ -421,6 +458,13 @@ impl Mount {
         let length = file.read(&mut reply).unwrap();
         let text = std::str::from_utf8(&reply[..length]).unwrap();
         (result, serde_json::from_str(text.lines().next().unwrap_or_default()).unwrap_or(Value::Null))
+    }
+
+    /// Writes a command that the daemon may not live to answer: whether write(2) returned.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn control_if_it_lives(&self, line: &str) -> bool {
+        let control = OpenOptions::new().write(true).open(self.mnt.join(".fencefs/control"));
+        control.unwrap().write_all(format!("{line}\n").as_bytes()).is_ok()
     }
 
     /// Another process that sees this mount.

@@ -15,6 +15,12 @@ mod etcd;
 mod eviction;
 mod fence;
 mod fleet;
+#[cfg(feature = "failpoints")]
+mod fleet_crash;
+mod fleet_members;
+mod fleet_partition;
+mod fleet_security;
+mod fleet_storm;
 mod fsck;
 mod full_disk;
 mod harness;

@@ -19,18 +19,18 @@ use crate::peer::Peer;
 use crate::removals::{Control, PATIENCE, assert_counters_equal_the_disk, epoch, list};
 use crate::storm_check::{Checker, Outcome, Removal, Value};
 
-const TENANTS: [&str; 4] = ["alpha", "beta", "gamma", "default"];
+pub(crate) const TENANTS: [&str; 4] = ["alpha", "beta", "gamma", "default"];
 const WRITERS: usize = 8;
 const READERS: usize = 2;
 /// Keys of one writer in one tenant.
-const KEYS: usize = 5;
+pub(crate) const KEYS: usize = 5;
 const LONGEST_VALUE: u64 = 60_000;
 
 /// SplitMix64: enough for a storm, and the same everywhere.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,21 +38,21 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+    pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len() as u64) as usize]
     }
 }
 
 /// What every thread shares.
-struct Storm {
-    mnt: PathBuf,
-    check: Checker,
+pub(crate) struct Storm {
+    pub(crate) mnt: PathBuf,
+    pub(crate) check: Checker,
     serial: AtomicU64,
-    stop: AtomicBool,
+    pub(crate) stop: AtomicBool,
     /// Held for reading by an operation, for writing while there may be no mount: below it is an empty directory, in
     /// which everything looks removed.
     gate: RwLock<()>,
@@ -82,8 +82,29 @@ fn close(file: File) -> std::io::Result<()> {
 }
 
 impl Storm {
+    pub(crate) fn over(m: &Mount, evicts: bool) -> Arc<Storm> {
+        Arc::new(Storm {
+            mnt: m.mnt.clone(),
+            check: Checker::new(evicts),
+            serial: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+            gate: RwLock::new(()),
+            paused: AtomicBool::new(false),
+        })
+    }
+
+    /// The daemon is killed and the store mounted again, with nobody looking meanwhile.
+    #[track_caller]
+    pub(crate) fn kill(&self, m: &mut Mount) {
+        m.kill();
+        let nobody = self.pause();
+        m.mount();
+        drop(nobody);
+        self.paused.store(false, Ordering::SeqCst);
+    }
+
     /// An operation may begin: there is a mount, dead or alive, until the guard is gone.
-    fn begin(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn begin(&self) -> RwLockReadGuard<'_, ()> {
         while self.paused.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -197,7 +218,7 @@ impl Storm {
 
     /// Another process reads a key: torn, foreign and removed values are looked for; what the key must hold is not
     /// known while its writer is at it. (The writers' own process sees what they have not published.)
-    fn look(&self, peer: &mut Peer, tenant: &str, key: &str) {
+    pub(crate) fn look(&self, peer: &mut Peer, tenant: &str, key: &str) {
         let begun = self.check.tick();
         let seen = peer.run(&format!("look('/{tenant}/{key}')"));
         let Some(text) = seen.as_str() else { return };
@@ -214,7 +235,7 @@ impl Storm {
         }
     }
 
-    fn writer(&self, who: usize, mut random: Random) {
+    pub(crate) fn writer(&self, who: usize, mut random: Random) {
         while !self.stop.load(Ordering::SeqCst) {
             let _mounted = self.begin();
             let tenant = *random.pick(&TENANTS);
@@ -233,7 +254,7 @@ impl Storm {
         }
     }
 
-    fn reader(&self, mut peer: Peer, mut random: Random) {
+    pub(crate) fn reader(&self, mut peer: Peer, mut random: Random) {
         while !self.stop.load(Ordering::SeqCst) {
             let _mounted = self.begin();
             let key = name(random.below(WRITERS as u64) as usize, random.below(KEYS as u64) as usize);
@@ -335,7 +356,7 @@ impl Storm {
 }
 
 /// The name of a writer's key.
-fn name(writer: usize, key: usize) -> String {
+pub(crate) fn name(writer: usize, key: usize) -> String {
     format!("w{writer}-{key}")
 }
 
@@ -360,7 +381,7 @@ def removed(scope, tenant):
     return None";
 
 /// A peer that reads keys.
-fn looker(m: &Mount) -> Peer {
+pub(crate) fn looker(m: &Mount) -> Peer {
     let mut peer = m.peer();
     peer.run(
         "def look(path):
@@ -370,14 +391,18 @@ fn looker(m: &Mount) -> Peer {
     peer
 }
 
-fn number_from(variable: &str, default: u64) -> u64 {
+pub(crate) fn number_from(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |n| n.parse().unwrap_or_else(|_| panic!("{variable}={n}")))
+}
+
+pub(crate) fn seed() -> u64 {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    number_from("FENCEFS_TEST_SEED", since_epoch.subsec_nanos().into())
 }
 
 fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
     let kills = number_from("FENCEFS_TEST_STORM_KILLS", 30);
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = number_from("FENCEFS_TEST_SEED", since_epoch.subsec_nanos().into());
+    let seed = seed();
     eprintln!("FENCEFS_TEST_SEED={seed} FENCEFS_TEST_STORM_KILLS={kills}");
     each_with(
         |b| settings(b).arg("--fence-wait").arg("50ms"),
@@ -386,14 +411,7 @@ fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
             let mut peer = m.peer();
             peer.run(IOCTL);
             let mut random = Random(seed);
-            let storm = Arc::new(Storm {
-                mnt: m.mnt.clone(),
-                check: Checker::new(evicts),
-                serial: AtomicU64::new(1),
-                stop: AtomicBool::new(false),
-                gate: RwLock::new(()),
-                paused: AtomicBool::new(false),
-            });
+            let storm = Storm::over(m, evicts);
             let mut threads = Vec::new();
             for who in 0..WRITERS {
                 let (storm, random) = (Arc::clone(&storm), Random(random.next()));
@@ -409,11 +427,7 @@ fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
             for _ in 0..kills {
                 // The moment is random by intent.
                 std::thread::sleep(Duration::from_millis(150 + random.below(500)));
-                m.kill();
-                let nobody = storm.pause();
-                m.mount();
-                drop(nobody);
-                storm.paused.store(false, Ordering::SeqCst);
+                storm.kill(m);
             }
             std::thread::sleep(Duration::from_millis(300));
             storm.stop.store(true, Ordering::SeqCst);
@@ -432,7 +446,7 @@ fn storm(settings: fn(Builder) -> Builder, evicts: bool) {
 
 /// After the storm: everything requested is done, every key holds what it must, and the counters are the disk's.
 #[track_caller]
-fn calm(m: &Mount, storm: &Storm) {
+pub(crate) fn calm(m: &Mount, storm: &Storm) {
     assert!(wait_until(PATIENCE, || m.status_number("pending_requests") == 0), "{}", m.status());
     assert!(wait_until(PATIENCE, || m.status()["state"] == "ready"), "{}", m.status());
     let storage = m.status()["storage_id"].as_str().unwrap().to_owned();

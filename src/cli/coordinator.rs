@@ -1,10 +1,39 @@
 //! Who keeps the removal requests, from the command line and the file that says more of it.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+
 use crate::config::{Coordinator, CoordinatorWords, EtcdSettings};
 use crate::error::{Error, Kind, Result};
+
+/// Parses what stands on a command line. What is wrong with it is said without repeating it: clap would, and it may hold
+/// a password, which would then be in a log as well.
+#[derive(Debug, Clone)]
+pub(super) struct WordsParser;
+
+impl TypedValueParser for WordsParser {
+    type Value = CoordinatorWords;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        _arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> std::result::Result<CoordinatorWords, clap::Error> {
+        let words = value.to_str().map_or_else(
+            || Err(Error::new(Kind::Invalid, "a coordinator is named in UTF-8")),
+            str::parse::<CoordinatorWords>,
+        );
+        let said = |e: Error| {
+            clap::Error::raw(ErrorKind::ValueValidation, format!("--coordinator: {e}\n")).with_cmd(command)
+        };
+        words.map_err(said)
+    }
+}
 
 /// The coordinator that these words and the file make, by paths that mean the same from everywhere.
 ///

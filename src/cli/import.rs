@@ -7,10 +7,11 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde_json::{Value, json};
 
+use super::coordinator::{self, WordsParser};
 use super::mount_args::{QuotaArgs, named};
 use super::progress::Progress;
 use super::{mountinfo, mountpoint, path, print};
-use crate::config::{Checksum, Coordinator, StoreSettings};
+use crate::config::{Checksum, CoordinatorWords, StoreSettings};
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy::FSDIR;
@@ -41,6 +42,12 @@ pub(super) struct ImportArgs {
     /// Keep a checksum of the content with each record
     #[arg(long, value_name = "WHEN", value_parser = named(&Checksum::NAMES), default_value = "off")]
     checksum: Checksum,
+    /// Who keeps the removal requests, of a store that takes part in a fleet: as for mount
+    #[arg(long, value_parser = WordsParser, value_name = "WHO")]
+    coordinator: Option<CoordinatorWords>,
+    /// A file that says more of it, as for mount
+    #[arg(long, value_name = "FILE")]
+    coordinator_file: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -75,7 +82,9 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut shown = Progress::new();
     let update = &mut |phase: &str, count| shown.update(phase, count);
-    let removals = Removals::open(&args.store, &args.settings()?, &Coordinator::Local, update)?;
+    let words = args.coordinator.clone().unwrap_or_default();
+    let coordinator = coordinator::read(words, args.coordinator_file.as_deref())?;
+    let removals = Removals::open(&args.store, &args.settings()?, &coordinator, update)?;
     let opened = removals.wait_until_open(update);
     let update = &mut |phase: &str, count, total| shown.update_of(phase, count, total);
     let options = Options { replace: args.replace };

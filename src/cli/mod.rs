@@ -13,6 +13,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::error::{Error, Kind, Result};
 
 mod argv;
+mod bump;
 mod control_client;
 mod coordinator;
 mod daemon;
@@ -62,6 +63,7 @@ enum Command {
     Fsck(fsck::FsckArgs),
     Import(import::ImportArgs),
     Forget(forget::ForgetArgs),
+    Bump(bump::BumpArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
 }
@@ -146,6 +148,7 @@ fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Fsck(args) => fsck::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Forget(args) => forget::run(&args),
+        Command::Bump(args) => bump::run(&args),
         Command::Guard(args) => guard::run(&args),
     }
 }
@@ -228,6 +231,8 @@ mod tests {
             &["retry", "/m", "--generation", "0"],
             &["forget", "/m"],
             &["forget", "/m", "--storage", "it"],
+            &["bump"],
+            &["bump", "--coordinator", "etcd://h:2379"],
             &["path", "/s", "key"],
             &["fsck"],
             &["fsck", "/s", "--fix"],

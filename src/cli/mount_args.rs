@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args};
 use log::LevelFilter;
 
-use super::coordinator;
+use super::coordinator::{self, WordsParser};
 use crate::config::{
     self, AttachLegacy, Checksum, Coordinator, CoordinatorWords, Durability, EvictOptions, MountSettings,
     Passthrough, PolicyName, Quota, StoreSettings,
@@ -74,7 +74,7 @@ pub(super) struct MountArgs {
     no_keep_awake: bool,
     /// Who keeps the removal requests: local, the store itself, or etcd://HOST:PORT[,HOST:PORT...]/PREFIX, for a fleet
     /// that shares them; ?ca=FILE&cert=FILE&key=FILE for TLS [default: local]
-    #[arg(long, value_name = "WHO", help_heading = FLEET)]
+    #[arg(long, value_parser = WordsParser, value_name = "WHO", help_heading = FLEET)]
     coordinator: Option<CoordinatorWords>,
     /// A file with lines coordinator=, ca=, cert=, key=, user=, password=, so that no secret is on a command line
     #[arg(long, value_name = "FILE", help_heading = FLEET)]

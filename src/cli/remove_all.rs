@@ -142,7 +142,10 @@ fn wait(asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
         .ok_or_else(|| Error::new(Kind::Corrupt, "the daemon's reply names no generation"))?;
     let (mut progress, mut told) = (Progress::new(), None);
     loop {
+        let began = Instant::now();
         let now = control.ask(&format!("query generation={generation}"), left())?;
+        // Of a large fleet it is a long answer.
+        let pause = ASK_EVERY.max(4 * began.elapsed());
         now.check("cannot follow the removal")?;
         progress.update("deleted", now.get("deleted_records").and_then(Value::as_u64).unwrap_or(0));
         let error = now.get("last_error").and_then(Value::as_str).map(str::to_owned);
@@ -153,7 +156,7 @@ fn wait(asked: &Reply, args: &RemoveAllArgs) -> Result<Reply> {
         if state(&now) == "complete" || Instant::now() >= deadline {
             return Ok(now);
         }
-        std::thread::sleep(ASK_EVERY);
+        std::thread::sleep(pause.min(left()));
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
+use super::requests::{contact, now_ms};
 use super::{control_client, print};
 use crate::config::format_size;
 use crate::error::{Error, Kind, Result};
@@ -34,8 +35,14 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
     let clears = args.watch && std::io::stdout().is_terminal();
     loop {
-        let text = control_client::read(&args.mountpoint, "status")?;
-        let shown = if args.json { format!("{}\n", text.trim_end()) } else { human(&text)? };
+        let mut status = parsed(&control_client::read(&args.mountpoint, "status")?)?;
+        if status["coordinator"].as_str().is_some_and(|name| name != "local") {
+            match fleet(args) {
+                Ok(storages) => status["fleet"] = storages,
+                Err(e) => status["fleet_error"] = e.to_string().into(),
+            }
+        }
+        let shown = if args.json { format!("{status}\n") } else { human(&status, now_ms()) };
         print(if clears { format!("{CLEAR}{shown}") } else { shown })?;
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
@@ -44,10 +51,22 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
     }
 }
 
+fn parsed(text: &str) -> Result<Value> {
+    serde_json::from_str(text)
+        .map_err(|e| Error::new(Kind::Corrupt, format!("the status of this mount is no JSON: {e}")))
+}
+
+/// The storages of the fleet; an error where the coordinator cannot be asked. A view has none.
+fn fleet(args: &StatusArgs) -> Result<Value> {
+    let text = match control_client::read(&args.mountpoint, "fleet") {
+        Err(e) if e.kind() == Kind::NotFound => return Ok(Value::Null),
+        text => text?,
+    };
+    text.lines().map(parsed).collect::<Result<Vec<_>>>().map(Value::Array)
+}
+
 /// The status for people: what is missing is left out.
-fn human(text: &str) -> Result<String> {
-    let status: Value = serde_json::from_str(text)
-        .map_err(|e| Error::new(Kind::Corrupt, format!("the status of this mount is no JSON: {e}")))?;
+fn human(status: &Value, now_ms: u64) -> String {
     let number = |name: &str| status[name].as_u64();
     let mut rows: Vec<(&str, String)> = Vec::new();
     let mut row = |label, value: Option<String>| rows.extend(value.map(|value| (label, value)));
@@ -72,9 +91,16 @@ fn human(text: &str) -> Result<String> {
     let tenants = status["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !tenants.is_empty() {
         out.push('\n');
-        out.push_str(&table(tenants));
+        out.push_str(&tenant_table(tenants));
     }
-    Ok(out)
+    if let Some(storages) = status["fleet"].as_array() {
+        out.push('\n');
+        out.push_str(&fleet_table(storages, now_ms));
+    }
+    if let Some(why) = text_of(&status["fleet_error"]) {
+        line(&mut out, format_args!("\nthe fleet cannot be shown: {why}"));
+    }
+    out
 }
 
 /// The legacy directory, with what it still serves.
@@ -87,8 +113,34 @@ fn attached_of(attached: &Value) -> Option<String> {
     Some(format!("{path} ({records} records, {size}{rejected})"))
 }
 
+/// The storages of a fleet, a line each.
+fn fleet_table(storages: &[Value], now_ms: u64) -> String {
+    let mut rows = vec![["STORAGE", "HOST", "CONTACT", "APPLIED"].map(str::to_owned)];
+    rows.extend(storages.iter().map(|storage| {
+        let text = |name: &str| text_of(&storage[name]).unwrap_or("-".to_owned());
+        let contact = contact(&text("state"), storage["last_contact_ms"].as_u64().unwrap_or(0), now_ms);
+        [text("storage"), text("host"), contact, applied_of(&storage["applied"])]
+    }));
+    let widths: [usize; 4] =
+        std::array::from_fn(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0));
+    let [w0, w1, w2, _] = widths;
+    let mut out = String::new();
+    for [storage, host, contact, applied] in &rows {
+        line(&mut out, format_args!("{storage:w0$}  {host:w1$}  {contact:w2$}  {applied}"));
+    }
+    out
+}
+
+/// `global 7, a 9`.
+fn applied_of(applied: &Value) -> String {
+    let tenants = applied["tenants"].as_object().into_iter().flatten();
+    let mut parts = vec![format!("global {}", applied["global"])];
+    parts.extend(tenants.map(|(tenant, generation)| format!("{tenant} {generation}")));
+    parts.join(", ")
+}
+
 /// The tenants, a line each.
-fn table(tenants: &[Value]) -> String {
+fn tenant_table(tenants: &[Value]) -> String {
     let mut rows = vec![["TENANT", "STATE", "EPOCH", "KEYS", "USED", "QUOTA"].map(str::to_owned)];
     rows.extend(tenants.iter().map(|t| {
         let plain = |name: &str| t[name].as_u64().map_or("-".to_owned(), |n| n.to_string());
@@ -161,17 +213,33 @@ TENANT       STATE     EPOCH  KEYS   USED  QUOTA
 default      ready         0    12  1 GiB      -
 a-long-name  removing      7     0    0 B  1 KiB
 ";
-        assert_eq!(human(text).unwrap(), expected);
+        assert_eq!(human(&parsed(text).unwrap(), 0), expected);
+    }
+
+    #[test]
+    fn a_fleet_has_a_line_a_storage() {
+        let text = r#"{"fleet":[
+            {"storage":"one","host":"h","state":"present","last_contact_ms":5,"applied":{"global":7,"tenants":{"a":9}}},
+            {"storage":"other","host":"h2","state":"absent","last_contact_ms":5000,"applied":{"global":0,"tenants":{}}}]}"#;
+        let expected = "
+STORAGE  HOST  CONTACT                       APPLIED
+one      h     present                       global 7, a 9
+other    h2    absent, last contact 5 s ago  global 0
+";
+        assert_eq!(human(&parsed(text).unwrap(), 10_000), expected);
+        let without = parsed(r#"{"fleet_error":"no etcd answers"}"#).unwrap();
+        assert!(human(&without, 0).contains("cannot be shown: no etcd answers"));
     }
 
     #[test]
     fn what_is_missing_is_left_out() {
-        assert_eq!(human("{}").unwrap(), "");
+        let shown = |text: &str| human(&parsed(text).unwrap(), 0);
+        assert_eq!(shown("{}"), "");
         assert_eq!(
-            human(r#"{"state":"failed","last_error":"a\nb"}"#).unwrap(),
+            shown(r#"{"state":"failed","last_error":"a\nb"}"#),
             "state       failed\nlast error  a b\n"
         );
-        assert_eq!(human(r#"{"used_bytes":1,"quota_bytes":0}"#).unwrap(), "used  1 B\n");
-        assert!(human("no json").is_err());
+        assert_eq!(shown(r#"{"used_bytes":1,"quota_bytes":0}"#), "used  1 B\n");
+        assert!(parsed("no json").is_err());
     }
 }

@@ -84,13 +84,31 @@ pub mod limits {
     pub const ETCD_LAST_PAUSE: Duration = Duration::from_millis(500);
     /// How long a change of the ledger is repeated while others are faster.
     pub const ETCD_CONTENTION_WAIT: Duration = Duration::from_secs(20);
-    /// How often a daemon asks what is pending.
+    /// How often a daemon asks what is pending, in a small fleet.
     pub const ETCD_POLL: Duration = Duration::from_secs(2);
+    /// How often all daemons of a large one do, together.
+    pub const ETCD_POLLS_A_SECOND: u32 = 200;
+    /// The largest fleet in which each daemon is told of requests, beside asking.
+    pub const ETCD_WATCHERS: usize = 1_000;
+    /// How long it is told before it asks to be told again.
+    pub const ETCD_WATCH: Duration = Duration::from_secs(60);
+    /// How often they renew their leases, together.
+    pub const ETCD_RENEWALS_A_SECOND: u32 = 100;
+    /// How often a daemon notes that it runs, in a small fleet.
+    pub const ETCD_NOTE: Duration = Duration::from_secs(60);
+    /// How often all daemons of a large one do, together.
+    pub const ETCD_NOTES_A_SECOND: u32 = 20;
+    /// What an operator's word moves the generations on by: above all that a ledger can have lost.
+    pub const BUMP_GENERATIONS: u64 = 1_000_000_000;
     /// Longest answer of etcd.
     pub const ETCD_ANSWER_BYTES: u64 = 256 << 20;
+    /// Keys of a kind that one answer brings.
+    pub const ETCD_PART: usize = 500;
     /// Storages whose acknowledgements are asked for at once: etcd does not take many more questions in one.
     pub const ETCD_MARKS_AT_ONCE: usize = 100;
-    /// How long a daemon that does not answer any more is shown as there.
+    /// And how many at first, by one who looks whether a request is complete.
+    pub const ETCD_FIRST_MARKS: usize = 2;
+    /// How long a daemon that does not answer any more is shown as there, in a small fleet.
     pub const ETCD_LEASE: Duration = Duration::from_secs(30);
 }
 

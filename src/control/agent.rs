@@ -5,14 +5,14 @@
 //! A failed attempt is repeated with growing pauses until it succeeds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::limits;
-use crate::error::{Error, Kind, Result};
-use crate::ledger::{Ledger, Pending, Request, RequestName, State};
+use crate::error::{Error, Result};
+use crate::ledger::{Ledger, Pending, Request, Standing};
 use crate::scope::{Generation, Mode, Scope};
 use crate::store::Store;
 use crate::store::remove::ScopeState;
@@ -38,6 +38,8 @@ struct Work {
     open: BTreeMap<Generation, Scope>,
     /// The ledger may know others, or that one is complete.
     uncounted: bool,
+    /// The highest generation, as a ledger that answers said last.
+    heard: Option<Generation>,
     /// How often `open` was changed: what the ledger said before the last change does not count.
     changes: u64,
     /// The trash may hold what no removal waits for.
@@ -120,10 +122,16 @@ impl Work {
 
 impl Agent {
     pub(super) fn start(store: Arc<Store>, ledger: Arc<dyn Ledger>) -> Result<Arc<Agent>> {
-        let work = Work { woken: true, garbage: true, open: ledger.unfinished()?, ..Work::default() };
+        let heard = ledger.poll_every().and_then(|_| ledger.highest().ok());
+        let open = ledger.unfinished()?;
+        let work = Work { woken: true, garbage: true, open, heard, ..Work::default() };
         let agent = Arc::new(Agent { store, ledger, work: Mutex::new(work), changed: Condvar::new() });
         let running = Arc::clone(&agent);
         spawn("fencefs-removals", move || running.run())?;
+        if agent.ledger.poll_every().is_some() {
+            let (agent, ledger) = (Arc::downgrade(&agent), Arc::clone(&agent.ledger));
+            spawn("fencefs-heard", move || watch(&agent, &*ledger))?;
+        }
         Ok(agent)
     }
 
@@ -146,12 +154,13 @@ impl Agent {
 
     /// A request was made. It may be settled by now: then nobody comes back to it but the next count.
     pub(super) fn take_on(&self, request: &Request) {
-        let now = self.ledger.request(&RequestName::Generation(request.generation));
-        let is_complete = now.as_ref().is_ok_and(|now| now.state == State::Complete);
-        if let Err(e) = now {
+        let open = self.ledger.unfinished();
+        let is_complete = open.as_ref().is_ok_and(|open| !open.contains_key(&request.generation));
+        if let Err(e) = open {
             log::warn!("cannot look at request {} again: {e}", request.generation);
         }
         let mut work = self.work.lock();
+        work.heard = work.heard.map(|heard| heard.max(request.generation));
         if !is_complete {
             work.take_on(request);
             work.uncounted = true;
@@ -185,6 +194,10 @@ impl Agent {
 
     pub(super) fn open_count(&self) -> usize {
         self.work.lock().open.len()
+    }
+
+    pub(super) fn open_requests(&self) -> BTreeMap<Generation, Scope> {
+        self.work.lock().open.clone()
     }
 
     /// Whether an attempt is under way that a request is part of.
@@ -231,23 +244,39 @@ impl Agent {
             }
             looked = Instant::now();
             if let Err(e) = self.look(looked) {
+                self.work.lock().heard = None;
                 log::warn!("cannot look for pending removals: {e}");
                 self.store.note_error(format!("cannot look for pending removals: {e}"));
                 let mut work = self.work.lock();
-                let again = Instant::now() + limits::LEDGER_RETRY;
+                let pause = self.ledger.poll_every().unwrap_or_default().max(limits::LEDGER_RETRY);
+                let again = Instant::now() + pause;
                 while !work.stop && !self.changed.wait_until(&mut work, again).timed_out() {}
                 work.woken = true;
             }
         }
     }
 
+    /// How this storage stands, at a ledger that has what this storage was asked for.
+    pub(super) fn require_no_loss(&self) -> Result<Standing> {
+        let storage = self.store.storage();
+        let standing = self.ledger.standing(storage.identity())?;
+        storage.require_no_loss(&*self.ledger, &standing)?;
+        Ok(standing)
+    }
+
+    pub(super) fn heard(&self) -> Option<Generation> {
+        self.work.lock().heard
+    }
+
     /// Starts what is due.
     fn look(self: &Arc<Self>, now: Instant) -> Result<()> {
-        let pending = self.ledger.poll(self.store.storage().identity())?;
-        self.store.storage().note_asked(&pending)?;
+        let standing = self.require_no_loss()?;
+        self.store.storage().note_asked(&standing)?;
+        let pending = standing.pending;
         self.open_acknowledged(&pending);
         self.recount()?;
         let mut work = self.work.lock();
+        work.heard = Some(standing.highest);
         for removal in work.startable(&pending, now) {
             work.running.insert(removal.scope.clone(), removal.generation);
             let agent = Arc::clone(self);
@@ -310,6 +339,8 @@ impl Agent {
         let storage = self.store.storage();
         if !storage.applied().covers(scope, *generation) {
             self.store.remove(removal)?;
+            // That took its time: it may be another ledger by now, with another request of the same generation.
+            self.require_no_loss()?;
         }
         if let Err(e) = self.ledger.ack(storage.identity(), scope, *generation) {
             // Perhaps only the answer was lost: what is no longer pending was recorded.
@@ -340,10 +371,8 @@ impl Agent {
         }
         let settled = self.work.lock().settled_by(scope, generation);
         // With several targets, another's acknowledgement may be missing.
-        let is_complete = |g: &Generation| match self.ledger.request(&RequestName::Generation(*g)) {
-            Ok(request) => request.state == State::Complete,
-            Err(e) => e.kind() == Kind::NotFound,
-        };
+        let open = self.ledger.unfinished();
+        let is_complete = |g: &Generation| open.as_ref().is_ok_and(|open| !open.contains_key(g));
         let complete: Vec<_> = settled.iter().copied().filter(|g| done.is_ok() && is_complete(g)).collect();
         let mut work = self.work.lock();
         work.running.remove(scope);
@@ -378,6 +407,23 @@ impl Agent {
         }
         work.woken = true;
         self.changed.notify_all();
+    }
+}
+
+/// Has the agent look whenever the ledger says that there is something. It does not wait for that: it looks by itself,
+/// too. Nobody waits for this thread either, which may hang on a coordinator that says nothing.
+fn watch(agent: &Weak<Agent>, ledger: &dyn Ledger) {
+    let is_over = || agent.upgrade().is_none_or(|agent| agent.work.lock().stop);
+    let heard = || {
+        if let Some(agent) = agent.upgrade() {
+            agent.wake();
+        }
+    };
+    while !is_over() {
+        if let Err(e) = ledger.watch(&heard) {
+            log::debug!("nobody tells of requests: {e}");
+            std::thread::sleep(limits::LEDGER_RETRY);
+        }
     }
 }
 

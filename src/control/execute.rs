@@ -56,7 +56,8 @@ pub fn execute(
         Command::Requests => {
             let mut requests = removals.requests()?;
             requests.retain(|r| asker.may_see(&r.scope));
-            Ok(fields([("requests", requests.iter().map(report::request).collect())]))
+            let named = report::named(removals, &requests)?.into_iter().map(Value::Object);
+            Ok(fields([("requests", named.collect())]))
         }
         Command::Poll { storage } => {
             let mut pending = removals.poll(storage_id(storage)?)?;
@@ -95,7 +96,7 @@ fn query(removals: &Removals, asker: &Asker, named: &Named) -> Result<Map<String
         Named::Id(id) => RequestName::Id(id.clone()),
     };
     let request = visible(removals, asker, &name)?;
-    let mut reply = report::request(&request);
+    let mut reply = report::named(removals, std::slice::from_ref(&request))?.remove(0);
     reply.insert("deleted_records".into(), json!(removals.deleted_records(&request)));
     Ok(reply)
 }

@@ -1,6 +1,7 @@
 //! Removals as the control file asks for them, and as they stand: the ledger's word with what this storage knows of
 //! itself on top.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -9,9 +10,11 @@ use std::time::Instant;
 use uuid::Uuid;
 
 use super::agent::Agent;
-use crate::config::{Coordinator, StoreSettings, limits};
+use crate::config::{Coordinator, EtcdSettings, StoreSettings, limits};
 use crate::error::{Error, Kind, Result};
-use crate::ledger::{EtcdLedger, Ledger, LocalLedger, Pending, Request, RequestName, State, Submitted};
+use crate::ledger::{
+    EtcdLedger, Ledger, LocalLedger, Pending, Request, RequestName, State, StorageStatus, Submitted,
+};
 use crate::scope::{Generation, Mode, Scope};
 use crate::store::{Store, StoreRoot};
 
@@ -39,9 +42,10 @@ impl Removals {
         };
         reached(&*ledger, progress, || root.storage().take_part(&*ledger))?;
         // What is pending is closed before anybody sees the mount: without this answer there is none.
-        let pending = reached(&*ledger, progress, || ledger.poll(root.storage_id()))?;
-        root.storage().note_asked(&pending)?;
-        let store = Store::open(root, settings, &pending, progress)?;
+        let standing = reached(&*ledger, progress, || ledger.standing(root.storage_id()))?;
+        root.storage().require_no_loss(&*ledger, &standing)?;
+        root.storage().note_asked(&standing)?;
+        let store = Store::open(root, settings, &standing.pending, progress)?;
         let agent = Agent::start(Arc::clone(&store), Arc::clone(&ledger))?;
         Ok(Arc::new(Removals { store, ledger, agent }))
     }
@@ -50,6 +54,7 @@ impl Removals {
     /// mount is gone.
     pub fn close(&self) -> Result<()> {
         self.agent.stop();
+        self.ledger.leave(self.store.storage().identity());
         self.store.close()
     }
 
@@ -63,9 +68,20 @@ impl Removals {
         self.ledger.coordinator()
     }
 
-    /// The highest generation requested.
-    pub fn highest(&self) -> Result<Generation> {
-        self.ledger.highest()
+    /// The highest generation requested. Of a coordinator as last heard, since a status does not wait for one; absent while
+    /// it does not answer.
+    pub fn highest(&self) -> Option<Generation> {
+        if self.is_shared() { self.agent.heard() } else { self.ledger.highest().ok() }
+    }
+
+    /// Whether others have to do with the ledger.
+    pub fn is_shared(&self) -> bool {
+        self.ledger.poll_every().is_some()
+    }
+
+    /// Every storage that takes part; nobody where the ledger is the store's own.
+    pub fn storages(&self) -> Result<Vec<StorageStatus>> {
+        self.ledger.storages()
     }
 
     /// Requests that are not complete.
@@ -89,6 +105,7 @@ impl Removals {
                 self.store.prove_ownership(scope)?;
             }
         }
+        self.agent.require_no_loss()?;
         let submitted = self.ledger.submit(scope, mode, id);
         if submitted.is_err() {
             self.agent.look_for_changes();
@@ -108,6 +125,25 @@ impl Removals {
     /// Every request that is kept, in its state of now, oldest first.
     pub fn requests(&self) -> Result<Vec<Request>> {
         Ok(self.ledger.requests()?.into_iter().map(|r| self.as_of_now(r)).collect())
+    }
+
+    /// How many requests there are in each state, without asking a coordinator: of its complete ones nothing is said.
+    pub fn counts(&self) -> Result<BTreeMap<State, u64>> {
+        let mut counts = BTreeMap::new();
+        if self.is_shared() {
+            let states = [State::Pending, State::Removing, State::Applied, State::Failed];
+            counts.extend(states.map(|state| (state, 0)));
+            for (generation, scope) in self.agent.open_requests() {
+                *counts.entry(self.state_here(&scope, generation).0).or_default() += 1;
+            }
+        } else {
+            let states = [State::Pending, State::Removing, State::Applied, State::Complete, State::Failed];
+            counts.extend(states.map(|state| (state, 0)));
+            for request in self.requests()? {
+                *counts.entry(request.state).or_default() += 1;
+            }
+        }
+        Ok(counts)
     }
 
     /// Records that this storage's removal for a request has deleted so far.
@@ -201,19 +237,30 @@ impl Removals {
         if request.state == State::Complete {
             return request;
         }
-        let is_running = self.agent.is_running(&request.scope, request.generation);
+        match self.state_here(&request.scope, request.generation) {
+            (State::Pending, _) => {}
+            (State::Failed, why) => (request.state, request.last_error) = (State::Failed, why),
+            (state, _) => request.state = state,
+        }
+        request
+    }
+
+    /// How far this storage is with a request that is not complete, and why its last attempt failed.
+    fn state_here(&self, scope: &Scope, generation: Generation) -> (State, Option<String>) {
+        let is_running = self.agent.is_running(scope, generation);
         if !is_running
-            && let Some(state) = self.agent.covering(&request.scope, request.generation)
+            && let Some(state) = self.agent.covering(scope, generation)
             && state.failed.is_some()
         {
             // What was applied may have failed to be acknowledged.
-            (request.state, request.last_error) = (State::Failed, state.failed);
-        } else if self.store.storage().applied().covers(&request.scope, request.generation) {
-            request.state = State::Applied;
+            (State::Failed, state.failed)
+        } else if self.store.storage().applied().covers(scope, generation) {
+            (State::Applied, None)
         } else if is_running {
-            request.state = State::Removing;
+            (State::Removing, None)
+        } else {
+            (State::Pending, None)
         }
-        request
     }
 }
 
@@ -231,14 +278,28 @@ fn reached<T>(
         };
         log::warn!("not mounted yet, the coordinator does not answer: {why}");
         let waited = began.elapsed().as_secs();
-        progress(&format!("seconds of waiting for the coordinator {}", ledger.coordinator()), waited);
+        progress(&format!("seconds of waiting for the coordinator {} ({why})", ledger.coordinator()), waited);
         std::thread::sleep(limits::LEDGER_RETRY);
     }
+}
+
+/// Has the ledger of a fleet count as it is, though it went backwards: the generation that it was at, and the one that it
+/// goes on after.
+pub fn bump_at(settings: &EtcdSettings) -> Result<(Generation, Generation)> {
+    EtcdLedger::new(settings)?.bump()
 }
 
 /// Retires a storage identity at the ledger of a store that is not mounted; not the store's own.
 pub fn forget_at(root: &Path, storage: Uuid) -> Result<()> {
     let root = StoreRoot::lock(root)?;
+    if let Some(coordinator) = root.storage().coordinator()? {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "this store takes part in the ledger {coordinator}: forget it at a mount that does as well"
+            ),
+        ));
+    }
     if storage == root.storage_id() {
         return Err(Error::new(
             Kind::Invalid,

@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::exposition::Metrics;
 use super::removals::Removals;
+use crate::error::Result;
 use crate::key::Tenant;
-use crate::ledger::{Pending, Request, State};
+use crate::ledger::{Pending, Request, State, StorageStatus};
 use crate::scope::Scope;
 
 /// What only the mount knows.
@@ -37,8 +38,8 @@ pub fn status(removals: &Removals, facts: MountFacts, tenant: Option<&Tenant>) -
     }
     object.insert("coordinator".into(), json!(removals.coordinator()));
     object.insert("passthrough".into(), json!(facts.passthrough));
-    // Where the ledger cannot be asked, the epochs say how far it was.
-    if let Ok(generation) = removals.highest() {
+    // Where the ledger does not answer, the store's own number stays: the epochs say how far it was.
+    if let Some(generation) = removals.highest() {
         object.insert("generation".into(), json!(generation));
     }
     object.insert("pending_requests".into(), json!(removals.pending_count()));
@@ -56,10 +57,51 @@ pub fn request(request: &Request) -> Map<String, Value> {
         ("targets", json!(request.targets)),
         ("acked", json!(request.acked)),
         ("retired", json!(request.retired)),
+        ("waits_for", request.awaited().iter().map(|id| json!({ "storage": id })).collect()),
         ("last_error", json!(request.last_error)),
         ("failed_attempts", json!(request.failed_attempts)),
         ("submitted_ms", json!(request.submitted_ms)),
         ("completed_ms", json!(request.completed_ms)),
+    ] {
+        object.insert(name.into(), value);
+    }
+    object
+}
+
+/// Requests with whom they wait for: which host that is, and when it was last heard of.
+///
+/// # Errors
+/// What asking the ledger says.
+pub fn named(removals: &Removals, requests: &[Request]) -> Result<Vec<Map<String, Value>>> {
+    let mut objects: Vec<_> = requests.iter().map(request).collect();
+    if removals.is_shared() && requests.iter().any(|r| r.state != State::Complete) {
+        let storages: BTreeMap<String, StorageStatus> =
+            removals.storages()?.into_iter().map(|s| (s.storage.to_string(), s)).collect();
+        let waits = objects.iter_mut().filter_map(|object| object.get_mut("waits_for")?.as_array_mut());
+        for awaited in waits.flatten().filter_map(Value::as_object_mut) {
+            let known = awaited.get("storage").and_then(Value::as_str).and_then(|id| storages.get(id));
+            if let Some(known) = known {
+                awaited.insert("host".into(), json!(known.host));
+                awaited.insert("state".into(), json!(known.presence.as_str()));
+                awaited.insert("last_contact_ms".into(), json!(known.last_contact_ms));
+            }
+        }
+    }
+    Ok(objects)
+}
+
+/// A storage of a fleet.
+pub fn storage(storage: &StorageStatus) -> Map<String, Value> {
+    let tenants: Map<String, Value> =
+        storage.acked.tenants.iter().map(|(tenant, g)| (tenant.to_string(), json!(g))).collect();
+    let mut object = Map::new();
+    for (name, value) in [
+        ("storage", json!(storage.storage)),
+        ("host", json!(storage.host)),
+        ("state", json!(storage.presence.as_str())),
+        ("registered_ms", json!(storage.registered_ms)),
+        ("last_contact_ms", json!(storage.last_contact_ms)),
+        ("applied", json!({ "global": storage.acked.global, "tenants": tenants })),
     ] {
         object.insert(name.into(), value);
     }
@@ -137,18 +179,17 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
         m.counter("fencefs_attached_retire_errors_total", help, attached.failed_retirements);
     }
     // Left out where the ledger cannot be asked: no number is better than a wrong one.
-    if let Ok(generation) = removals.highest() {
+    if let Some(generation) = removals.highest() {
         m.gauge("fencefs_generation", "Generation of the newest removal request.", generation.0);
     }
-    if let Ok(requests) = removals.requests() {
-        let states = [State::Pending, State::Removing, State::Applied, State::Complete, State::Failed];
-        let mut by_state: BTreeMap<&str, u64> = states.iter().map(|s| (s.as_str(), 0)).collect();
-        for request in requests {
-            *by_state.entry(request.state.as_str()).or_default() += 1;
-        }
+    if removals.is_shared() {
+        let help = "Whether the coordinator answered when it was last asked.";
+        m.gauge("fencefs_coordinator_up", help, u64::from(removals.highest().is_some()));
+    }
+    if let Ok(counts) = removals.counts() {
         let mut family = m.gauges("fencefs_removal_requests", "Removal requests that are kept, by state.");
-        for (state, n) in by_state {
-            family.sample(&[("state", state)], n);
+        for (state, n) in counts {
+            family.sample(&[("state", state.as_str())], n);
         }
     }
     let tenants = &status.tenants;

@@ -235,7 +235,7 @@ impl Fs {
     pub(super) fn open(self: &Arc<Self>, who: Caller, ino: INodeNo, flags: i32, reply: ReplyOpen) {
         let id = match self.inode(ino) {
             Inode::Node(id) => id,
-            Inode::Virtual(v) => return self.open_virtual(who, v, flags, reply),
+            Inode::Virtual(v) => return self.open_virtual(v, reply),
         };
         let fs = Arc::clone(self);
         self.once_settled(who, id, move || {

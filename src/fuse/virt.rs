@@ -1,4 +1,4 @@
-//! The virtual files of `.fencefs`: control, status, metrics, requests, and by-key.
+//! The virtual files of `.fencefs`: control, status, metrics, requests, fleet, and by-key.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,12 +8,14 @@ use fuser::{
     FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEntry, ReplyOpen, ReplyWrite,
 };
+use serde_json::{Map, Value};
 
 use super::attr;
 use super::files::Caller;
 use super::replies::{MOST_WAITING_BYTES, Replies};
 use super::requests::errno;
 use super::{FORGET, Fs, VIRTUAL_BIT};
+
 use crate::control::command::{Command, parse, split_lines};
 use crate::control::execute::execute;
 use crate::control::permission::Asker;
@@ -34,13 +36,15 @@ enum What {
     Metrics = 3,
     Requests = 4,
     ByKey = 5,
+    Fleet = 6,
 }
 
-const NAMES: [(&[u8], What); 5] = [
+const NAMES: [(&[u8], What); 6] = [
     (b"control", What::Control),
     (b"status", What::Status),
     (b"metrics", What::Metrics),
     (b"requests", What::Requests),
+    (b"fleet", What::Fleet),
     (b"by-key", What::ByKey),
 ];
 
@@ -68,6 +72,7 @@ impl VirtualIno {
             3 => What::Metrics,
             4 => What::Requests,
             5 => What::ByKey,
+            6 => What::Fleet,
             _ => What::Directory,
         };
         VirtualIno { what, scope: (number >> 8) as u32 }
@@ -84,6 +89,11 @@ impl VirtualIno {
     pub(super) fn is_by_key(self) -> bool {
         self.what == What::ByKey
     }
+}
+
+/// JSON objects, one a line.
+fn lines(objects: impl IntoIterator<Item = Map<String, Value>>) -> Vec<u8> {
+    objects.into_iter().flat_map(|object| format!("{}\n", Value::Object(object)).into_bytes()).collect()
 }
 
 fn no_such_file() -> Error {
@@ -118,7 +128,7 @@ impl Fs {
                 let writers = above.mode & 0o222;
                 (FileType::RegularFile, 0o600 | writers | writers << 1)
             }
-            What::Status | What::Metrics | What::Requests => (FileType::RegularFile, 0o444),
+            What::Status | What::Metrics | What::Requests | What::Fleet => (FileType::RegularFile, 0o444),
         };
         let now = Timespec::now();
         let plain = Attr {
@@ -142,19 +152,27 @@ impl Fs {
             }
             _ => None,
         };
-        // by-key belongs to a tenant.
-        match found.filter(|v| v.what != What::ByKey || matches!(self.tenant_of_scope(*v), Ok(Some(_)))) {
+        match found.filter(|v| self.is_there(*v)) {
             Some(v) => reply.entry(&FORGET, &self.virtual_attr(v), Generation(0)),
             None => reply.error(errno(&no_such_file())),
+        }
+    }
+
+    /// by-key belongs to a tenant, the fleet to the whole mount.
+    fn is_there(&self, v: VirtualIno) -> bool {
+        let of_tenant = matches!(self.tenant_of_scope(v), Ok(Some(_)));
+        match v.what {
+            What::ByKey => of_tenant,
+            What::Fleet => !of_tenant,
+            _ => true,
         }
     }
 
     fn rows(&self, dir: VirtualIno) -> Vec<(&'static [u8], VirtualIno)> {
         let mut rows: Vec<(&[u8], VirtualIno)> = vec![(b".", dir), (b"..", dir.above())];
         if dir.what == What::Directory {
-            let of_tenant = matches!(self.tenant_of_scope(dir), Ok(Some(_)));
-            let names = NAMES.iter().filter(|(_, what)| *what != What::ByKey || of_tenant);
-            rows.extend(names.map(|(name, what)| (*name, VirtualIno { what: *what, ..dir })));
+            let files = NAMES.iter().map(|(name, what)| (*name, VirtualIno { what: *what, ..dir }));
+            rows.extend(files.filter(|(_, v)| self.is_there(*v)));
         }
         rows
     }
@@ -179,12 +197,22 @@ impl Fs {
         reply.ok();
     }
 
-    pub(super) fn open_virtual(&self, _who: Caller, v: VirtualIno, _flags: i32, reply: ReplyOpen) {
+    pub(super) fn open_virtual(self: &Arc<Self>, v: VirtualIno, reply: ReplyOpen) {
+        // A coordinator is asked for these, and may be slow to answer: never on the event loop.
+        if self.removals.is_shared() && matches!(v.what, What::Requests | What::Fleet) {
+            let fs = Arc::clone(self);
+            return self.pool.run(move || fs.opened_virtual(v, reply));
+        }
+        self.opened_virtual(v, reply);
+    }
+
+    fn opened_virtual(&self, v: VirtualIno, reply: ReplyOpen) {
         let text = match v.what {
             What::Control => Ok(None),
             What::Status => self.tenant_of_scope(v).map(|t| Some(self.status_text(t.as_ref()))),
             What::Metrics => Ok(Some(report::metrics(&self.removals, self.facts()).into_bytes())),
             What::Requests => self.tenant_of_scope(v).and_then(|t| self.requests_text(t.as_ref())).map(Some),
+            What::Fleet => self.fleet_text().map(Some),
             What::Directory | What::ByKey => Err(no_such_file()),
         };
         match text {
@@ -199,16 +227,14 @@ impl Fs {
 
     /// The requests whose scope includes the tenant, one a line, oldest first.
     fn requests_text(&self, tenant: Option<&Tenant>) -> Result<Vec<u8>> {
-        let mut text = Vec::new();
-        for request in self.removals.requests()? {
-            if tenant.is_none_or(|tenant| request.scope.includes_tenant(tenant)) {
-                text.extend_from_slice(
-                    serde_json::Value::Object(report::request(&request)).to_string().as_bytes(),
-                );
-                text.push(b'\n');
-            }
-        }
-        Ok(text)
+        let mut requests = self.removals.requests()?;
+        requests.retain(|request| tenant.is_none_or(|tenant| request.scope.includes_tenant(tenant)));
+        Ok(lines(report::named(&self.removals, &requests)?))
+    }
+
+    /// The storages of the fleet, one a line.
+    fn fleet_text(&self) -> Result<Vec<u8>> {
+        Ok(lines(self.removals.storages()?.iter().map(report::storage)))
     }
 
     pub(super) fn facts(&self) -> MountFacts {
@@ -216,10 +242,7 @@ impl Fs {
     }
 
     fn status_text(&self, tenant: Option<&Tenant>) -> Vec<u8> {
-        let mut text =
-            serde_json::Value::Object(report::status(&self.removals, self.facts(), tenant)).to_string();
-        text.push('\n');
-        text.into_bytes()
+        lines([report::status(&self.removals, self.facts(), tenant)])
     }
 
     /// READ of a virtual file.
@@ -285,7 +308,7 @@ impl Fs {
                 let fields = execute(&self.removals, self.facts(), &asker, &command)?;
                 replies.text.extend_from_slice(reply::ok(&fields).as_bytes());
                 if let (Command::RemoveAll { .. }, Some(n)) =
-                    (&command, fields.get("generation").and_then(serde_json::Value::as_u64))
+                    (&command, fields.get("generation").and_then(Value::as_u64))
                 {
                     replies.removals.push(scope::Generation(n));
                 }

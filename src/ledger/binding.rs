@@ -1,23 +1,20 @@
 //! Which ledger a storage takes part in. One, for good: generations of another are other numbers, and a marker of this
 //! one would cover them, so that a removal would be acknowledged that never was.
-//!
-//! What the storage's own ledger keeps of requests, its file keeps of a coordinator's too, before any is begun: a start
-//! compares the directories that removals make with what was asked for, without asking anybody.
 
 use redb::{ReadTransaction, TableDefinition, TableError};
 use uuid::Uuid;
 
+use super::asked::went_backwards;
 use super::database::Outcome;
 use super::failure::corrupt;
-use super::local::{LocalLedger, raise_floor};
-use super::request::Pending;
+use super::local::LocalLedger;
 use super::rules::Member;
 use super::storage::StorageFile;
-use super::{Ledger, row, tables};
+use super::{Ledger, asked, row, tables};
 use crate::error::{Error, Kind, Result};
 use crate::scope::Generation;
 
-/// `ledger`, `name`, `registered`: absent where the storage keeps its requests itself.
+/// `ledger`, `name`, `registered`, `bumped`: absent where the storage keeps its requests itself.
 const COORDINATOR: TableDefinition<&str, &str> = TableDefinition::new("coordinator");
 
 /// The ledger elsewhere that a storage takes part in.
@@ -26,6 +23,8 @@ struct Binding {
     ledger: Uuid,
     name: String,
     registered: bool,
+    /// Up to which generation an operator had vouched for it when the storage last registered.
+    bumped: Generation,
 }
 
 fn binding(tx: &ReadTransaction) -> Result<Option<Binding>> {
@@ -38,7 +37,8 @@ fn binding(tx: &ReadTransaction) -> Result<Option<Binding>> {
     let Some(ledger) = text("ledger")? else { return Ok(None) };
     let ledger = Uuid::parse_str(&ledger).map_err(|_| corrupt(format!("its coordinator is {ledger:?}")))?;
     let name = text("name")?.unwrap_or_default();
-    Ok(Some(Binding { ledger, name, registered: text("registered")?.is_some() }))
+    let bumped = text("bumped")?.and_then(|text| text.parse().ok()).map(Generation).unwrap_or_default();
+    Ok(Some(Binding { ledger, name, registered: text("registered")?.is_some(), bumped }))
 }
 
 impl StorageFile {
@@ -72,50 +72,52 @@ impl StorageFile {
                 ),
             )),
             (Some(_), Some(bound)) => {
-                self.refuse_an_older(ledger, bound.registered)?;
+                let bumped = ledger.bumped()?;
+                // Its numbers are above all that this storage knows: nothing of its past covers what comes.
+                let is_vouched_for = bumped > bound.bumped && bumped >= self.highest_known()?;
+                if !is_vouched_for {
+                    self.refuse_an_older(ledger, bound.registered)?;
+                }
                 self.register_with(ledger)?;
-                self.bind(ledger, bound.ledger, true)
+                self.bind(ledger, bound.ledger, Some(bumped))
             }
             (Some(id), None) => {
                 self.refuse_open_requests()?;
                 ledger.raise(self.highest_known()?)?;
                 // First: from here on its own ledger is not used any more, whatever becomes of the rest.
-                self.bind(ledger, id, false)?;
+                self.bind(ledger, id, None)?;
+                let bumped = ledger.bumped()?;
                 self.register_with(ledger)?;
-                self.bind(ledger, id, true)
+                self.bind(ledger, id, Some(bumped))
             }
         }
     }
 
-    /// Notes what a coordinator asks for, before any of it is begun. Of the storage's own ledger there is nothing to note.
-    pub fn note_asked(&self, pending: &[Pending]) -> Result<()> {
-        let is_known = |p: &Pending| self.asked().iter().any(|known| known == p);
-        if pending.iter().all(is_known) || self.database().read(binding)?.is_none() {
-            return Ok(());
-        }
-        self.database().write(|tx| {
-            let mut sequence = tx.open_table(tables::SEQUENCE)?;
-            let highest = pending.iter().map(|p| p.generation).max().unwrap_or_default();
-            if tables::sequence(&sequence)? < highest {
-                sequence.insert((), highest.0)?;
-            }
-            for asked in pending {
-                raise_floor(tx, &asked.scope, asked.mode, asked.generation)?;
-            }
-            step!("ledger.asked");
-            Ok(Outcome::Changed(()))
-        })?;
-        *self.asked() = pending.to_vec();
-        Ok(())
+    /// Whether this storage takes part in a ledger elsewhere.
+    pub(super) fn is_bound(&self) -> Result<bool> {
+        Ok(self.database().read(binding)?.is_some())
     }
 
-    fn bind(&self, ledger: &dyn Ledger, id: Uuid, registered: bool) -> Result<()> {
-        self.database().write(|tx| {
+    /// The ledger elsewhere that this storage takes part in, as messages call it.
+    pub fn coordinator(&self) -> Result<Option<String>> {
+        Ok(self.database().read(binding)?.map(|bound| bound.name))
+    }
+
+    /// Notes the ledger, and, once it is registered there, up to where an operator has vouched for it.
+    fn bind(&self, ledger: &dyn Ledger, id: Uuid, registered: Option<Generation>) -> Result<()> {
+        let is_bumped = self.database().write(|tx| {
+            let mut is_bumped = false;
             let mut table = tx.open_table(COORDINATOR)?;
             table.insert("ledger", id.to_string().as_str())?;
             table.insert("name", ledger.coordinator().as_str())?;
-            if registered {
+            if let Some(bumped) = registered {
                 table.insert("registered", "")?;
+                let text = bumped.to_string();
+                let before = table.insert("bumped", text.as_str())?.map(|before| before.value().to_owned());
+                is_bumped = before.is_some_and(|before| before != text);
+                if is_bumped {
+                    asked::forget(tx)?;
+                }
             }
             // A storage that took part once had its data: a start without it is refused.
             let mut storages = tx.open_table(tables::STORAGES)?;
@@ -123,33 +125,32 @@ impl StorageFile {
                 let member = Member { token: Uuid::nil(), retired: false };
                 storages.insert(self.identity().as_u128(), row::to_text(&member).as_str())?;
             }
-            Ok(Outcome::Changed(()))
-        })
+            Ok(Outcome::Changed(is_bumped))
+        })?;
+        if is_bumped {
+            self.asked().clear();
+        }
+        Ok(())
     }
 
     /// A ledger that lost what this storage has seen of it would give the same generations again, for other requests.
     fn refuse_an_older(&self, ledger: &dyn Ledger, registered: bool) -> Result<()> {
-        let (known, found) = (self.highest_known()?, ledger.highest()?);
-        let forgotten = match ledger.poll(self.identity()) {
-            Err(e) if e.kind() == Kind::NotFound => registered,
-            _ => false,
+        let standing = match ledger.standing(self.identity()) {
+            Err(e) if e.kind() == Kind::NotFound && registered => {
+                return Err(went_backwards(ledger, "it does not know this store any more"));
+            }
+            // Not registered yet, or not to be: registering says so.
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Stale) => return Ok(()),
+            standing => standing?,
         };
-        if found >= known && !forgotten {
-            return Ok(());
+        self.require_no_loss(ledger, &standing)?;
+        let known = self.highest_known()?;
+        if standing.highest < known {
+            let what =
+                format!("it has given {} generations, and this store knows of {known}", standing.highest);
+            return Err(went_backwards(ledger, &what));
         }
-        let what = if forgotten {
-            "does not know this store any more".to_owned()
-        } else {
-            format!("has given {found} generations, and this store knows of {known}")
-        };
-        Err(Error::new(
-            Kind::Stale,
-            format!(
-                "the ledger at {} went backwards: it {what}; it was restored from a backup that is older than the \
-                 removals since, which it would lose",
-                ledger.coordinator()
-            ),
-        ))
+        Ok(())
     }
 
     fn refuse_open_requests(&self) -> Result<()> {

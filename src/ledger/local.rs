@@ -10,7 +10,8 @@ use uuid::Uuid;
 use super::applied::Applied;
 use super::database::{Database, Outcome};
 use super::failure::corrupt;
-use super::request::{Pending, Request, RequestName, State, Submitted};
+use super::fleet::Standing;
+use super::request::{Request, RequestName, State, Submitted};
 use super::rules::{self, Floor, Member};
 use super::{Ledger, Token, row, tables};
 use crate::config::limits;
@@ -106,7 +107,7 @@ impl Ledger for LocalLedger {
         Ok(submitted)
     }
 
-    fn poll(&self, storage: Uuid) -> Result<Vec<Pending>> {
+    fn standing(&self, storage: Uuid) -> Result<Standing> {
         self.database.read(|tx| {
             Member::live(tables::member(&tx.open_table(tables::STORAGES)?, storage)?, storage)?;
             let mut floors = Vec::new();
@@ -114,8 +115,10 @@ impl Ledger for LocalLedger {
                 let (scope, floor) = entry?;
                 floors.push((tables::to_scope(scope.value())?, to_floor(floor.value())));
             }
-            let marks = tables::watermarks(&tx.open_table(tables::WATERMARKS)?, storage)?;
-            Ok(rules::pending(&floors, &marks))
+            let acked = tables::watermarks(&tx.open_table(tables::WATERMARKS)?, storage)?;
+            let highest = tables::sequence(&tx.open_table(tables::SEQUENCE)?)?;
+            let pending = rules::pending(&floors, &acked);
+            Ok(Standing { highest, acked, pending, ..Standing::default() })
         })
     }
 

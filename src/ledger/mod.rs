@@ -7,11 +7,13 @@
 //! on top of these numbers, so dropping old ones can never lose a removal.
 
 mod applied;
+mod asked;
 mod backend;
 mod binding;
 mod database;
 mod etcd;
 mod failure;
+mod fleet;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod local;
@@ -34,6 +36,7 @@ use uuid::Uuid;
 pub use applied::Applied;
 pub use database::Database;
 pub use etcd::EtcdLedger;
+pub use fleet::{Presence, Standing, StorageStatus};
 pub use local::LocalLedger;
 pub use look::{Known, look};
 pub use request::{Pending, Request, RequestName, State, Submitted};
@@ -56,6 +59,11 @@ pub trait Ledger: Send + Sync + Debug {
         Ok(None)
     }
 
+    /// The generation up to which an operator has vouched for a ledger that went backwards; 0 where none did.
+    fn bumped(&self) -> Result<Generation> {
+        Ok(Generation(0))
+    }
+
     /// Gives no generation any more that is not above `least`: for a storage that brings a past along.
     fn raise(&self, least: Generation) -> Result<()>;
 
@@ -74,11 +82,24 @@ pub trait Ledger: Send + Sync + Debug {
     /// [`crate::Kind::Invalid`] where `id` was used for another scope or mode.
     fn submit(&self, scope: &Scope, mode: Mode, id: Option<&str>) -> Result<Submitted>;
 
-    /// What a storage has not acknowledged yet, in order of generation, one entry a scope. Changes nothing.
+    /// How a storage stands, all of one moment. Changes nothing.
     ///
     /// # Errors
     /// [`crate::Kind::NotFound`] for an identity that never registered, [`crate::Kind::Stale`] for a retired one.
-    fn poll(&self, storage: Uuid) -> Result<Vec<Pending>>;
+    fn standing(&self, storage: Uuid) -> Result<Standing>;
+
+    /// What a storage has not acknowledged yet, in order of generation, one entry a scope.
+    ///
+    /// # Errors
+    /// As [`Ledger::standing`].
+    fn poll(&self, storage: Uuid) -> Result<Vec<Pending>> {
+        Ok(self.standing(storage)?.pending)
+    }
+
+    /// Whether the request of a generation is the very one that had this mark when it was asked for.
+    fn is_request(&self, _generation: Generation, _mark: Uuid) -> Result<bool> {
+        Ok(true)
+    }
 
     /// A storage has applied a request, and with it every earlier one that its scope includes. Only forward:
     /// repeating it changes nothing.
@@ -108,6 +129,20 @@ pub trait Ledger: Send + Sync + Debug {
     fn poll_every(&self) -> Option<Duration> {
         None
     }
+
+    /// Tells, for a while, when there is something to look at. No more than a wake-up: what it says, or does not, is no
+    /// answer.
+    fn watch(&self, _heard: &dyn Fn()) -> Result<()> {
+        Ok(())
+    }
+
+    /// Every storage that takes part or did, where several can.
+    fn storages(&self) -> Result<Vec<StorageStatus>> {
+        Ok(Vec::new())
+    }
+
+    /// The daemon of a storage stops, on purpose. Waits for nobody.
+    fn leave(&self, _storage: Uuid) {}
 
     /// The highest generation given.
     fn highest(&self) -> Result<Generation>;

@@ -7,7 +7,7 @@ use crate::scope::{Generation, Mode, Scope};
 
 /// What has become of a request. `Removing` and `Applied` are what the storage at hand knows of itself; a ledger
 /// keeps the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Not begun, or waiting for its next attempt.

@@ -230,6 +230,12 @@ impl Request {
         Request { targets: Vec::new(), acked: Vec::new(), retired: Vec::new(), ..self }
     }
 
+    /// The targets that have yet to apply it; nobody once it is complete.
+    pub fn awaited(&self) -> Vec<Uuid> {
+        let open = self.targets.iter().filter(|_| self.state != State::Complete);
+        open.copied().filter(|target| self.waits_for(*target)).collect()
+    }
+
     /// Whether a storage has yet to apply it.
     pub(super) fn waits_for(&self, storage: Uuid) -> bool {
         self.targets.contains(&storage) && !self.acked.contains(&storage) && !self.retired.contains(&storage)

@@ -7,8 +7,8 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use super::applied::Applied;
+use super::asked::{self, Asked};
 use super::database::{Database, Outcome};
-use super::request::Pending;
 use super::tables;
 use super::{Ledger, Token};
 use crate::config::limits;
@@ -23,8 +23,8 @@ pub struct StorageFile {
     /// What is durable, and nothing else.
     applied: RwLock<Arc<Applied>>,
     tokens: Mutex<Tokens>,
-    /// What a coordinator asked for last, noted durably.
-    asked: Mutex<Vec<Pending>>,
+    /// What is noted durably of what a coordinator asked for.
+    asked: Mutex<Asked>,
 }
 
 /// Every token that the ledger may have, oldest first. More than one where answers were lost.
@@ -38,15 +38,20 @@ struct Tokens {
 impl StorageFile {
     /// Reads what the storage knows of itself.
     pub fn open(database: Arc<Database>) -> Result<StorageFile> {
-        let (applied, known) = database.read(|tx| {
+        let (applied, known, asked) = database.read(|tx| {
             let mut known = Vec::new();
             for entry in tx.open_table(tables::TOKENS)?.iter()? {
                 known.push(Uuid::from_u128(entry?.1.value()));
             }
-            Ok((tables::applied(&tx.open_table(tables::APPLIED)?)?, known))
+            Ok((tables::applied(&tx.open_table(tables::APPLIED)?)?, known, asked::read(tx)?))
         })?;
         let tokens = Mutex::new(Tokens { known, own: false });
-        Ok(StorageFile { database, applied: RwLock::new(Arc::new(applied)), tokens, asked: Mutex::default() })
+        Ok(StorageFile {
+            database,
+            applied: RwLock::new(Arc::new(applied)),
+            tokens,
+            asked: Mutex::new(asked),
+        })
     }
 
     /// The storage's identity: for good.
@@ -58,7 +63,7 @@ impl StorageFile {
         &self.database
     }
 
-    pub(super) fn asked(&self) -> MutexGuard<'_, Vec<Pending>> {
+    pub(super) fn asked(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock()
     }
 

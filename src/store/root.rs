@@ -16,8 +16,9 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::format::superblock::Superblock;
 use crate::key::{Epoch, Tenant};
-use crate::ledger::{self, Applied, Database, Ledger, LocalLedger, Pending, StorageFile};
+use crate::ledger::{self, Applied, Database, Ledger, LocalLedger, StorageFile};
 use crate::os::{self, Dir, EntryType, RenameHow, XattrMode};
+use crate::scope::{Generation, Scope};
 
 use super::tenants::older_than_the_data;
 use super::trash;
@@ -152,14 +153,15 @@ pub(super) struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Ledgered {
     pub(super) applied: Applied,
-    pending: Vec<Pending>,
+    /// What was asked for and is not applied.
+    pending: Vec<(Scope, Generation)>,
 }
 
 impl Ledgered {
     /// The epoch that a tenant will have once what is pending is applied.
     pub(super) fn pending_of(&self, tenant: &Tenant) -> Option<Epoch> {
-        let its = self.pending.iter().filter(|p| p.scope.includes_tenant(tenant));
-        its.map(|p| p.generation.into()).max()
+        let its = self.pending.iter().filter(|(scope, _)| scope.includes_tenant(tenant));
+        its.map(|(_, generation)| (*generation).into()).max()
     }
 }
 
@@ -204,12 +206,17 @@ impl Held {
         let again = move || copy.try_clone().map_err(|e| Error::os("cannot open the copy of the ledger", e));
         let database = Database::open(&self.path.join(layout::LEDGER), storage_id, again)?;
         let storage = StorageFile::open(Arc::clone(&database))?;
-        let pending = match LocalLedger::new(database).poll(storage_id) {
-            // It never registered, so it was never asked to remove anything.
-            Err(e) if e.kind() == Kind::NotFound => Vec::new(),
-            polled => polled?,
+        let asked = match storage.asked_elsewhere()? {
+            Some(asked) => asked,
+            None => match LocalLedger::new(database).poll(storage_id) {
+                // It never registered, so it was never asked to remove anything.
+                Err(e) if e.kind() == Kind::NotFound => Vec::new(),
+                polled => polled?.into_iter().map(|p| (p.scope, p.generation)).collect(),
+            },
         };
-        Ok(Ledgered { applied: Applied::clone(&storage.applied()), pending })
+        let applied = Applied::clone(&storage.applied());
+        let pending = asked.into_iter().filter(|(scope, generation)| !applied.covers(scope, *generation));
+        Ok(Ledgered { pending: pending.collect(), applied })
     }
 }
 

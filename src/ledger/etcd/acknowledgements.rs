@@ -13,21 +13,25 @@ use super::wire::{Compare, Entry, Found, Int, Op, Range};
 use crate::config::limits;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::applied::Applied;
+use crate::ledger::fleet::Standing;
 use crate::ledger::local::{no_such, now_ms};
-use crate::ledger::request::Pending;
 use crate::ledger::row;
 use crate::ledger::rules::{self, Member};
 use crate::scope::{Generation, Scope};
 
 impl EtcdLedger {
-    pub(super) fn pending(&self, storage: Uuid) -> Result<Vec<Pending>> {
+    pub(super) fn standing_of(&self, storage: Uuid) -> Result<Standing> {
         self.keep_session(storage);
-        if self.unsettled.swap(false, Ordering::Relaxed) {
+        // What nobody noted, because whoever was to died, somebody of the fleet finds about once an interval.
+        let size = self.size.load(Ordering::Relaxed).max(1);
+        let is_turn = Uuid::new_v4().as_u128().is_multiple_of(size as u128);
+        if self.unsettled.swap(false, Ordering::Relaxed) | is_turn {
             self.settle_quietly(&Scope::Global, Generation(u64::MAX), None);
         }
-        let [found, retired, floors, marks] = self.read([
+        let [found, retired, seq, floors, acked] = self.read([
             Range::one(&self.keys.storage(storage)),
             Range::one(&self.keys.retired(storage)),
+            Range::one(&self.keys.seq()),
             self.keys.all("floor"),
             self.keys.acks_of(storage),
         ])?;
@@ -35,12 +39,21 @@ impl EtcdLedger {
         if let Some(own) = self.own_token(storage) {
             require_token(storage, member.token, own)?;
         }
-        let mut requested = Vec::new();
+        let (mut requested, mut marks) = (Vec::new(), BTreeMap::new());
         for entry in &floors.kvs {
-            requested.push((self.scope_of("floor", entry)?, rows::to_floor(entry)?));
+            let (floor, mark) = rows::to_floor(entry)?;
+            requested.push((self.scope_of("floor", entry)?, floor));
+            marks.insert(floor.highest(), mark);
         }
-        let marks = self.marks(&marks)?.remove(&storage).unwrap_or_default();
-        Ok(rules::pending(&requested, &marks))
+        let acked = self.marks(&acked)?.remove(&storage).unwrap_or_default();
+        let pending = rules::pending(&requested, &acked);
+        Ok(Standing { highest: rows::number(&seq)?, acked, pending, marks })
+    }
+
+    pub(super) fn has_mark(&self, generation: Generation, mark: Uuid) -> Result<bool> {
+        let [found] = self.read([Range::one(&self.keys.numbered("req", generation))])?;
+        let row = found.one().map(rows::record::<RequestRow>).transpose()?;
+        Ok(row.is_some_and(|row| row.nonce == mark))
     }
 
     pub(super) fn acknowledge(&self, storage: Uuid, scope: &Scope, generation: Generation) -> Result<()> {
@@ -77,7 +90,8 @@ impl EtcdLedger {
                 return Ok(Some(false));
             }
             step!("ledger.ack");
-            let done = self.commit(compare, vec![Op::put(&mark, number(generation))])?;
+            let change = vec![Op::put(&mark, number(generation)), self.put_seen(storage)];
+            let done = self.commit(compare, change)?;
             Ok(done.then_some(true))
         })?;
         if has_advanced {
@@ -99,7 +113,7 @@ impl EtcdLedger {
                 return Ok(Some(()));
             }
             let attempts = before.one().map(rows::record::<FailRow>).transpose()?.map_or(0, |f| f.attempts);
-            let row = FailRow { attempts: attempts + 1, error: error.to_owned() };
+            let row = FailRow { attempts: attempts + 1, host: self.host.clone(), error: error.to_owned() };
             let compare = vec![
                 Compare::unchanged(&open, waits.revision()),
                 Compare::unchanged(&fail, before.revision()),
@@ -120,7 +134,12 @@ impl EtcdLedger {
     /// Notes the requests of a scope, up to a generation, for which nobody is waited any more. Two storages that
     /// acknowledge at the same time both look afterwards, so one of them sees both.
     fn settle(&self, scope: &Scope, last: Generation, by: Option<Uuid>) -> Result<()> {
-        let [open, mver] = self.read([self.keys.all("open"), Range::one(&self.keys.mver())])?;
+        // All of the circle of members, from behind the one who asks round to him: a few at first, since who acknowledges
+        // early soon finds another who has not.
+        let start = by.unwrap_or(Uuid::nil());
+        let (mut after, mut at_once, mut is_round) = (start, limits::ETCD_FIRST_MARKS, false);
+        let [open, mut page] =
+            self.read([self.keys.all("open"), self.keys.storages_after(after).first(at_once)])?;
         let mut settled = Vec::new();
         for entry in open.kvs {
             let (generation, of) = self.open_request(&entry)?;
@@ -128,18 +147,29 @@ impl EtcdLedger {
                 settled.push((generation, of, entry.mod_revision));
             }
         }
-        let members = self.members_at(mver.revision())?;
-        // Whoever acknowledges early finds another who has not within the first few that it asks about.
-        for some in members.staying_after(by).chunks(limits::ETCD_MARKS_AT_ONCE) {
-            if settled.is_empty() {
-                return Ok(());
+        while !settled.is_empty() {
+            let mut some = Vec::new();
+            for entry in &page.kvs {
+                some.push((self.named("storage", entry)?, rows::record::<StorageRow>(entry)?.first));
             }
-            let found = self.read_all(some.iter().map(|id| self.keys.acks_of(*id)).collect())?;
-            for (id, found) in some.iter().zip(found) {
+            let is_last = page.kvs.len() < at_once;
+            after = some.last().map_or(after, |(id, _)| *id);
+            some.retain(|(id, _)| !is_round || *id <= start);
+            let asked = some.iter().map(|(id, _)| self.keys.acks_of(*id)).collect();
+            let found = if some.is_empty() { Vec::new() } else { self.read_all(asked)? };
+            for ((id, first), found) in some.iter().zip(found) {
                 let marks = self.marks(&found)?.remove(id).unwrap_or_default();
-                settled.retain(|(generation, of, _)| {
-                    !members.awaits(*id, *generation) || marks.covers(of, *generation)
-                });
+                settled.retain(|(generation, of, _)| generation <= first || marks.covers(of, *generation));
+            }
+            if (is_round || start.is_nil()) && (is_last || (is_round && after >= start)) {
+                break;
+            }
+            if is_last {
+                (after, is_round) = (Uuid::nil(), true);
+            }
+            if !settled.is_empty() {
+                at_once = (4 * at_once).min(limits::ETCD_MARKS_AT_ONCE);
+                [page] = self.read([self.keys.storages_after(after).first(at_once)])?;
             }
         }
         for (generation, _, revision) in settled {

@@ -5,6 +5,7 @@
 //! change, and each of those finds out by itself whether it was the one.
 
 use std::fmt;
+use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -135,6 +136,41 @@ impl Client {
         }
     }
 
+    /// Has the endpoint that answered last tell what happens, a line each time, until it does not, or for as long as is
+    /// good. Nothing is repeated: what a stream says is no more than a reason to ask.
+    pub(super) fn follow(&self, path: &str, body: &impl Serialize, heard: &dyn Fn()) -> Result<(), Failure> {
+        let body = serde_json::to_vec(body).expect("plain fields have a text");
+        let (endpoint, token) = {
+            let state = self.state.lock();
+            (&self.endpoints[state.current], state.token.clone())
+        };
+        let failed = |why: String| self.unreachable(Duration::ZERO, format!("{}: {why}", endpoint.name));
+        let request = self.agent.post(format!("{}{path}", endpoint.url));
+        let mut request = request
+            .config()
+            .timeout_global(None)
+            .timeout_recv_response(Some(limits::ETCD_ATTEMPT_WAIT))
+            .timeout_recv_body(Some(limits::ETCD_WATCH))
+            .build();
+        if let Some(token) = token {
+            request = request.header("Authorization", token.as_ref());
+        }
+        let mut answer = request.send(&body).map_err(|e| failed(said(&e)))?;
+        if answer.status() != 200 {
+            return Err(failed(format!("HTTP status {}", answer.status())));
+        }
+        let mut lines = BufReader::new(answer.body_mut().as_reader()).take(limits::ETCD_ANSWER_BYTES);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            if let Some(refusal) = serde_json::from_slice(&line).ok().as_ref().and_then(Refusal::of) {
+                return Err(failed(refusal.message));
+            }
+            heard();
+            line.clear();
+        }
+        Ok(())
+    }
+
     /// Refuses at once while no endpoint answers. Whoever polls finds out when one does.
     pub(super) fn require_answering(&self) -> Result<(), Failure> {
         match self.state.lock().silent_since.map(|since| since.elapsed()) {
@@ -174,6 +210,7 @@ impl Client {
         };
         let answer: Authenticated =
             serde_json::from_value(answer).map_err(|e| Attempt::Final(garbled(endpoint, e)))?;
+        log::debug!("a new token for the user {} of etcd at {}", user.name, endpoint.name);
         let token: Arc<str> = answer.token.into();
         self.state.lock().token = Some(Arc::clone(&token));
         Ok(Some(token))
@@ -211,6 +248,11 @@ impl Client {
             (200, Err(e)) => Err(Attempt::Elsewhere(format!("an answer that is no JSON ({e})"))),
             (404, _) => Err(Attempt::Final(self.without_gateway(endpoint)?)),
             (401, _) => Err(Attempt::Token),
+            // In plain words: a certificate with a name, HTTP where TLS is spoken.
+            (400..=407, _) => {
+                let message = String::from_utf8_lossy(&bytes).trim().to_owned();
+                Err(Attempt::Final(Failure::Refused { endpoint: endpoint.name.clone(), code: 0, message }))
+            }
             _ => Err(Attempt::Elsewhere(format!("HTTP status {status}"))),
         }
     }

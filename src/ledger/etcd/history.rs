@@ -44,15 +44,8 @@ impl EtcdLedger {
 
     pub(super) fn by_generation(&self, generation: Generation) -> Result<Request> {
         let one = |kind: &str| Range::one(&self.keys.numbered(kind, generation));
-        let [request, done, failed, seq, storages, retired, marks] = self.read([
-            one("req"),
-            one("done"),
-            one("fail"),
-            Range::one(&self.keys.seq()),
-            self.keys.all("storage"),
-            self.keys.all("retired"),
-            self.keys.all("ack"),
-        ])?;
+        let [request, done, failed, seq] =
+            self.read([one("req"), one("done"), one("fail"), Range::one(&self.keys.seq())])?;
         let Some(entry) = request.one() else {
             return Err(if generation == Generation(0) || generation > rows::number(&seq)? {
                 no_such(generation)
@@ -61,6 +54,8 @@ impl EtcdLedger {
                 Error::new(Kind::NotFound, sentence)
             });
         };
+        // Afterwards: who joins meanwhile is no target of it.
+        let [storages, retired, marks] = self.read_parts(["storage", "retired", "ack"])?;
         rows::assemble(
             generation,
             &rows::record(entry)?,
@@ -72,8 +67,9 @@ impl EtcdLedger {
     }
 
     pub(super) fn every_request(&self) -> Result<Vec<Request>> {
-        let [requests, done, failed, storages, retired, marks] =
-            self.read(["req", "done", "fail", "storage", "retired", "ack"].map(|kind| self.keys.all(kind)))?;
+        let [requests, done, failed] = self.read_parts(["req", "done", "fail"])?;
+        // Afterwards: who joins meanwhile is no target of these.
+        let [storages, retired, marks] = self.read_parts(["storage", "retired", "ack"])?;
         let (members, marks) = (self.to_members(&storages, &retired)?, self.marks(&marks)?);
         let (mut done, mut failed) = (self.numbered("done", &done)?, self.numbered("fail", &failed)?);
         let assembled = self.numbered("req", &requests)?.into_iter().map(|(generation, entry)| {

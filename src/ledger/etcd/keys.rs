@@ -4,17 +4,19 @@
 //! |---|---|
 //! | `ledger_id` | whose ledger this is, for good |
 //! | `seq` | the highest generation given |
+//! | `bump` | how far an operator moved `seq` on, after the ledger went backwards |
 //! | `mver` | written at every change of the members; its revision counts, not its value |
 //! | `storage/{id}` | a member: its token, and the generation that it joined after |
 //! | `retired/{id}` | one that was forgotten, and the last generation that it was a target of |
 //! | `session/{id}` | a member's running daemon, under a lease |
+//! | `seen/{id}` | when it was last known to run |
 //! | `rid/{request}` | generation of the request with this id |
 //! | `req/{gen}` | a request, as it was made |
 //! | `open/{gen}` | its scope, until it is complete |
 //! | `done/{gen}` | when it was complete |
 //! | `fail/{gen}` | attempts that failed, and why the last did |
 //! | `past/{gen}` | what is left of a request that was dropped and had an id |
-//! | `floor/g`, `floor/t/{tenant}` | highest generations requested: physical, logical |
+//! | `floor/g`, `floor/t/{tenant}` | highest generations requested: physical, logical; the mark of the higher request |
 //! | `ack/{id}/g`, `ack/{id}/t/{tenant}` | highest generation that a storage acknowledged |
 
 use uuid::Uuid;
@@ -51,6 +53,10 @@ impl Keys {
         self.of("seq")
     }
 
+    pub(super) fn bump(&self) -> String {
+        self.of("bump")
+    }
+
     pub(super) fn mver(&self) -> String {
         self.of("mver")
     }
@@ -65,6 +71,10 @@ impl Keys {
 
     pub(super) fn session(&self, id: Uuid) -> String {
         self.of(&format!("session/{id}"))
+    }
+
+    pub(super) fn seen(&self, id: Uuid) -> String {
+        self.of(&format!("seen/{id}"))
     }
 
     pub(super) fn rid(&self, request: &str) -> String {
@@ -87,6 +97,11 @@ impl Keys {
     /// Every key of a kind.
     pub(super) fn all(&self, kind: &str) -> Range {
         Range::below(&self.of(&format!("{kind}/")))
+    }
+
+    /// Every member behind one, in order.
+    pub(super) fn storages_after(&self, id: Uuid) -> Range {
+        self.all("storage").from(format!("{}\0", self.storage(id)))
     }
 
     /// Every acknowledgement of a storage.

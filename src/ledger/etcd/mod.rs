@@ -10,6 +10,7 @@ mod failure;
 mod history;
 mod keys;
 mod members;
+mod pace;
 mod rows;
 mod submissions;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod transactions;
 mod wire;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,8 +31,9 @@ use self::keys::Keys;
 use self::members::Session;
 use self::rows::Members;
 use self::wire::Int;
+use super::fleet::{Standing, StorageStatus};
 use super::local::Kept;
-use super::request::{Pending, Request, RequestName, Submitted};
+use super::request::{Request, RequestName, Submitted};
 use super::{Ledger, Token};
 use crate::config::{EtcdSettings, limits};
 use crate::error::Result;
@@ -51,6 +53,8 @@ pub struct EtcdLedger {
     /// The members, as of a revision of `mver`.
     members: Mutex<Option<(Int, Arc<Members>)>>,
     host: String,
+    /// How many take part, as last counted.
+    size: AtomicUsize,
     /// What is complete could not be noted last time.
     unsettled: AtomicBool,
 }
@@ -74,6 +78,7 @@ impl EtcdLedger {
             ledger_id: OnceLock::new(),
             sessions: Mutex::default(),
             members: Mutex::default(),
+            size: AtomicUsize::new(0),
             unsettled: AtomicBool::new(false),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         })
@@ -101,8 +106,17 @@ impl Ledger for EtcdLedger {
         self.make(scope, mode, id)
     }
 
-    fn poll(&self, storage: Uuid) -> Result<Vec<Pending>> {
-        self.pending(storage)
+    fn bumped(&self) -> Result<Generation> {
+        let [bump] = self.read([wire::Range::one(&self.keys.bump())])?;
+        rows::bumped(&bump)
+    }
+
+    fn standing(&self, storage: Uuid) -> Result<Standing> {
+        self.standing_of(storage)
+    }
+
+    fn is_request(&self, generation: Generation, mark: Uuid) -> Result<bool> {
+        self.has_mark(generation, mark)
     }
 
     fn ack(&self, storage: Uuid, scope: &Scope, generation: Generation) -> Result<()> {
@@ -129,7 +143,19 @@ impl Ledger for EtcdLedger {
     }
 
     fn poll_every(&self) -> Option<Duration> {
-        Some(limits::ETCD_POLL)
+        Some(self.pace().poll)
+    }
+
+    fn watch(&self, heard: &dyn Fn()) -> Result<()> {
+        self.watch_requests(heard)
+    }
+
+    fn storages(&self) -> Result<Vec<StorageStatus>> {
+        self.every_storage()
+    }
+
+    fn leave(&self, storage: Uuid) {
+        self.end_session(storage);
     }
 
     /// For a status, which does not wait for a cluster that is known to be silent.
@@ -140,7 +166,7 @@ impl Ledger for EtcdLedger {
     }
 
     fn forget(&self, storage: Uuid) -> Result<()> {
-        self.leave(storage)
+        self.retire(storage)
     }
 }
 

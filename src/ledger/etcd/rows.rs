@@ -27,6 +27,9 @@ pub(super) struct StorageRow {
     pub(super) first: Generation,
     pub(super) host: String,
     pub(super) registered_ms: u64,
+    /// Up to where an operator had vouched for the ledger when it registered.
+    #[serde(default)]
+    pub(super) bumped: Generation,
 }
 
 /// One that was forgotten.
@@ -37,7 +40,23 @@ pub(super) struct RetiredRow {
     /// The highest generation when it left: it is a target of nothing after it.
     pub(super) last: Generation,
     pub(super) host: String,
+    #[serde(default)]
+    pub(super) registered_ms: u64,
+    /// When its daemon was last known to run.
+    #[serde(default)]
+    pub(super) seen_ms: u64,
     pub(super) retired_ms: u64,
+}
+
+/// An operator's word that the ledger counts as it is, though it went backwards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BumpRow {
+    /// The highest generation that it had.
+    pub(super) from: Generation,
+    /// The one that it goes on after.
+    pub(super) to: Generation,
+    pub(super) host: String,
+    pub(super) bumped_ms: u64,
 }
 
 /// A member's running daemon.
@@ -72,6 +91,9 @@ pub(super) struct DoneRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FailRow {
     pub(super) attempts: u64,
+    /// Where the last one did.
+    #[serde(default)]
+    pub(super) host: String,
     pub(super) error: String,
 }
 
@@ -132,20 +154,32 @@ pub(super) fn number(found: &Found) -> Result<Generation> {
     })
 }
 
-/// Highest generations requested, as they are kept.
-pub(super) fn floor_text(floor: Floor) -> String {
-    format!("{} {}", keys::number(floor.physical), keys::number(floor.logical))
+/// A time as it is kept.
+pub(super) fn milliseconds(entry: &Entry) -> Result<u64> {
+    text(entry)?.parse().map_err(|_| corrupt(format!("{} holds no time", shown(entry))))
 }
 
-pub(super) fn to_floor(entry: &Entry) -> Result<Floor> {
+/// Up to where an operator has vouched for the ledger.
+pub(super) fn bumped(found: &Found) -> Result<Generation> {
+    found.one().map_or(Ok(Generation(0)), |entry| Ok(record::<BumpRow>(entry)?.to))
+}
+
+/// Highest generations requested, and the mark of the highest, as they are kept.
+pub(super) fn floor_text(floor: Floor, mark: Uuid) -> String {
+    format!("{} {} {mark}", keys::number(floor.physical), keys::number(floor.logical))
+}
+
+pub(super) fn to_floor(entry: &Entry) -> Result<(Floor, Uuid)> {
     let text = text(entry)?;
-    let numbers = text.split_once(' ').and_then(|(physical, logical)| {
-        Some(Floor {
-            physical: keys::to_number(physical.as_bytes())?,
-            logical: keys::to_number(logical.as_bytes())?,
-        })
-    });
-    numbers.ok_or_else(|| corrupt(format!("{} holds no two numbers", shown(entry))))
+    let mut parts = text.split(' ');
+    let mut part = || parts.next();
+    let floor = (|| {
+        let physical = keys::to_number(part()?.as_bytes())?;
+        let logical = keys::to_number(part()?.as_bytes())?;
+        let mark = Uuid::parse_str(part()?).ok()?;
+        part().is_none().then_some((Floor { physical, logical }, mark))
+    })();
+    floor.ok_or_else(|| corrupt(format!("{} holds no two numbers and a mark", shown(entry))))
 }
 
 /// What the rules know of a storage.
@@ -196,24 +230,6 @@ impl Members {
     pub(super) fn is_retired(&self, id: Uuid) -> bool {
         self.0.get(&id).is_none_or(|stay| stay.last.is_some())
     }
-
-    /// Those who may still have to do something, beginning behind one of them and coming round to it.
-    pub(super) fn staying_after(&self, id: Option<Uuid>) -> Vec<Uuid> {
-        let staying = |range: &mut dyn Iterator<Item = (&Uuid, &Stay)>| -> Vec<Uuid> {
-            range.filter(|(_, stay)| stay.last.is_none()).map(|(id, _)| *id).collect()
-        };
-        let Some(id) = id else { return staying(&mut self.0.iter()) };
-        let (before, after) =
-            (&mut self.0.range(..=id), &mut self.0.range(id..).skip_while(|(at, _)| **at == id));
-        let mut order = staying(after);
-        order.extend(staying(before));
-        order
-    }
-
-    /// Whether a request waits for one of those who stay.
-    pub(super) fn awaits(&self, id: Uuid, generation: Generation) -> bool {
-        self.0.get(&id).is_some_and(|stay| stay.last.is_none() && stay.first < generation)
-    }
 }
 
 /// A request with what has become of it.
@@ -239,7 +255,10 @@ pub(super) fn assemble(
         request.completed_ms = done.map(|d| d.completed_ms);
     } else if let Some(failed) = failed {
         request.state = State::Failed;
-        request.last_error = Some(failed.error);
+        request.last_error = Some(match failed.host.as_str() {
+            "" => failed.error,
+            host => format!("at {host}: {}", failed.error),
+        });
     }
     Ok(request)
 }
@@ -265,9 +284,6 @@ mod tests {
         assert_eq!(members.targets(Generation(1)), [id(1), id(3)]);
         assert_eq!(members.targets(Generation(3)), [id(1), id(3)]);
         assert_eq!(members.targets(Generation(4)), [id(1), id(2)]);
-        assert_eq!(members.staying_after(Some(id(1))), [id(2), id(1)]);
-        assert_eq!(members.staying_after(Some(id(3))), [id(1), id(2)]);
-        assert_eq!(members.staying_after(None), [id(1), id(2)]);
     }
 
     #[test]
@@ -276,11 +292,11 @@ mod tests {
             Members([(id(1), stay(0, None)), (id(2), stay(0, None)), (id(3), stay(0, Some(9)))].into());
         let row = RequestRow::new(&Scope::Global, Mode::Physical, None, id(7), 5);
         let mark = |global| Applied { global: Generation(global), ..Applied::default() };
-        let failed = || Some(FailRow { attempts: 2, error: "no".into() });
+        let failed = || Some(FailRow { attempts: 2, host: "h".into(), error: "no".into() });
         let mut marks: BTreeMap<Uuid, Applied> = [(id(1), mark(4)), (id(2), mark(3))].into();
         let half = assemble(Generation(4), &row, None, failed(), &members, &marks).unwrap();
         assert_eq!((half.state, half.acked, half.retired), (State::Failed, vec![id(1)], vec![id(3)]));
-        assert_eq!((half.last_error.as_deref(), half.failed_attempts), (Some("no"), 2));
+        assert_eq!((half.last_error.as_deref(), half.failed_attempts), (Some("at h: no"), 2));
         marks.insert(id(2), mark(5));
         let whole = assemble(Generation(4), &row, None, failed(), &members, &marks).unwrap();
         assert_eq!((whole.state, whole.last_error, whole.failed_attempts), (State::Complete, None, 2));
@@ -304,6 +320,7 @@ mod tests {
             assert_eq!(record::<StorageRow>(entry).unwrap_err().kind(), Kind::Corrupt);
         }
         let floor = Floor { physical: Generation(3), logical: Generation(u64::MAX) };
-        assert_eq!(to_floor(holding(floor_text(floor).as_bytes()).one().unwrap()).unwrap(), floor);
+        let kept = holding(floor_text(floor, id(7)).as_bytes());
+        assert_eq!(to_floor(kept.one().unwrap()).unwrap(), (floor, id(7)));
     }
 }

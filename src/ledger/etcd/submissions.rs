@@ -4,10 +4,10 @@ use uuid::Uuid;
 
 use super::EtcdLedger;
 use super::keys::{number, scope_name};
-use super::rows::{self, DoneRow, RequestRow};
+use super::rows::{self, BumpRow, DoneRow, RequestRow};
 use super::wire::{Compare, Found, Op, Range};
 use crate::config::limits;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::ledger::failure::corrupt;
 use crate::ledger::local::now_ms;
 use crate::ledger::request::Submitted;
@@ -56,12 +56,12 @@ impl EtcdLedger {
                 // Raised together with the sequence; compared in case somebody edits by hand.
                 Compare::unchanged(&self.keys.floor(scope), floor.revision()),
             ];
-            let mut raised = floor.one().map(rows::to_floor).transpose()?.unwrap_or_default();
+            let (mut raised, _) = floor.one().map(rows::to_floor).transpose()?.unwrap_or_default();
             raised.raise(mode, generation);
             let mut change = vec![
                 Op::put(&self.keys.seq(), number(generation)),
                 Op::put(&self.keys.numbered("req", generation), row::to_text(&row)),
-                Op::put(&self.keys.floor(scope), rows::floor_text(raised)),
+                Op::put(&self.keys.floor(scope), rows::floor_text(raised, nonce)),
             ];
             if id.is_some() {
                 compare.push(Compare::unchanged(&rid, used.revision()));
@@ -95,6 +95,30 @@ impl EtcdLedger {
             }
             let unchanged = vec![Compare::unchanged(&key, seq.revision())];
             Ok(self.commit(unchanged, vec![Op::put(&key, number(least))])?.then_some(()))
+        })
+    }
+
+    /// An operator's word that a ledger which went backwards counts as it is: its numbers go on above all that any storage
+    /// can know of what it lost.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] where there is no ledger.
+    pub fn bump(&self) -> Result<(Generation, Generation)> {
+        let (seq_key, bump_key) = (self.keys.seq(), self.keys.bump());
+        self.until_committed(|| {
+            let [seq, bump] = self.read([Range::one(&seq_key), Range::one(&bump_key)])?;
+            if self.ledger_id.get().is_none() {
+                return Err(Error::new(Kind::NotFound, format!("there is no ledger at {}", self.name)));
+            }
+            let from = rows::number(&seq)?;
+            let to = Generation(from.0.saturating_add(limits::BUMP_GENERATIONS));
+            let row = BumpRow { from, to, host: self.host.clone(), bumped_ms: now_ms() };
+            let compare = vec![
+                Compare::unchanged(&seq_key, seq.revision()),
+                Compare::unchanged(&bump_key, bump.revision()),
+            ];
+            let change = vec![Op::put(&seq_key, number(to)), Op::put(&bump_key, row::to_text(&row))];
+            Ok(self.commit(compare, change)?.then_some((from, to)))
         })
     }
 

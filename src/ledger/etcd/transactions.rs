@@ -34,6 +34,29 @@ impl EtcdLedger {
         Ok(found)
     }
 
+    /// Every key of these kinds, in parts: all of a large fleet is more than one answer can bring in its time. Not of one
+    /// moment: what is written meanwhile may be seen or not. Acknowledgements only advance, and who is gone from among
+    /// the members was forgotten: so what is complete by it, of requests that were read before, is complete.
+    pub(super) fn read_parts<const N: usize>(&self, kinds: [&str; N]) -> Result<[Found; N]> {
+        let part = |kind: &str| self.keys.all(kind).first(limits::ETCD_PART);
+        let mut whole: [Found; N] = std::array::from_fn(|_| Found::default());
+        let mut rest: Vec<(usize, Range)> =
+            kinds.iter().enumerate().map(|(n, kind)| (n, part(kind))).collect();
+        while !rest.is_empty() {
+            let found = self.read_all(rest.iter().map(|(_, range)| range.clone()).collect())?;
+            let mut next = Vec::new();
+            for ((n, _), found) in rest.into_iter().zip(found) {
+                if let Some(last) = found.kvs.get(limits::ETCD_PART - 1) {
+                    let behind = [&last.key.0[..], &[0]].concat();
+                    next.push((n, part(kinds[n]).from(behind)));
+                }
+                whole[n].kvs.extend(found.kvs);
+            }
+            rest = next;
+        }
+        Ok(whole)
+    }
+
     /// Does all of `success` if `compare` holds and the ledger is still the same one; whether it did.
     pub(super) fn commit(&self, mut compare: Vec<Compare>, success: Vec<Op>) -> Result<bool> {
         let id = self.known_ledger()?;
@@ -105,6 +128,9 @@ impl EtcdLedger {
 }
 
 #[cfg(test)]
+use crate::scope::{Generation, Scope};
+
+#[cfg(test)]
 impl EtcdLedger {
     fn everything(&self) -> Range {
         let first = self.keys.ledger_id();
@@ -115,6 +141,12 @@ impl EtcdLedger {
     pub(in super::super) fn empty_for_a_test(&self) {
         let txn = Txn { compare: Vec::new(), success: vec![Op::DeleteRange(self.everything())] };
         self.client.call::<TxnAnswer>(TXN, &txn).unwrap();
+    }
+
+    /// An acknowledgement by one who dies before he looks who else has.
+    pub(super) fn mark_for_a_test(&self, storage: Uuid, scope: &Scope, generation: Generation) {
+        let put = Op::put(&self.keys.ack(storage, scope), super::keys::number(generation));
+        assert!(self.commit(Vec::new(), vec![put]).unwrap());
     }
 
     /// A backup.

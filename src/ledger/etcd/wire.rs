@@ -55,12 +55,14 @@ pub(super) struct Range {
     pub(super) range_end: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) limit: Option<Int>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    count_only: bool,
 }
 
 impl Range {
     /// One key.
     pub(super) fn one(key: &str) -> Range {
-        Range { key: Bytes(key.into()), range_end: None, limit: None }
+        Range { key: Bytes(key.into()), range_end: None, limit: None, count_only: false }
     }
 
     /// Every key that begins so, in order. `prefix` ends in a slash.
@@ -69,7 +71,17 @@ impl Range {
         if let Some(last) = end.last_mut() {
             *last += 1;
         }
-        Range { key: Bytes(prefix.into()), range_end: Some(Bytes(end)), limit: None }
+        Range { key: Bytes(prefix.into()), range_end: Some(Bytes(end)), limit: None, count_only: false }
+    }
+
+    /// Those of them that are not before a key.
+    pub(super) fn from(self, key: impl Into<Vec<u8>>) -> Range {
+        Range { key: Bytes(key.into()), ..self }
+    }
+
+    /// How many there are, and none of them.
+    pub(super) fn counted(self) -> Range {
+        Range { count_only: true, ..self }
     }
 
     /// At most this many of them, the first ones; the answer still counts all.

@@ -2,7 +2,7 @@
 
 use super::etcd_server::EtcdServer;
 use super::*;
-use crate::config::EtcdSettings;
+use crate::config::{EtcdSettings, limits};
 
 fn etcd(settings: &EtcdSettings) -> EtcdLedger {
     EtcdLedger::new(settings).unwrap()
@@ -64,7 +64,7 @@ fn a_ledger_that_went_backwards_is_refused() {
     file.take_part(&ledger).unwrap();
     let older = ledger.dump_for_a_test();
     ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
-    file.note_asked(&ledger.poll(file.identity()).unwrap()).unwrap();
+    file.note_asked(&ledger.standing(file.identity()).unwrap()).unwrap();
     ledger.restore_for_a_test(&older);
     let refused = said(storage(&bench).take_part(&etcd(&settings)), Kind::Stale);
     assert!(refused.contains("went backwards") && refused.contains("restored"), "{refused}");
@@ -94,9 +94,135 @@ fn what_is_asked_is_noted_in_the_storage() {
     file.take_part(&ledger).unwrap();
     ledger.raise(Generation(11)).unwrap();
     ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
-    file.note_asked(&ledger.poll(file.identity()).unwrap()).unwrap();
+    file.note_asked(&ledger.standing(file.identity()).unwrap()).unwrap();
     let known = look(&bench.path(), bench.storage, &File::open(bench.path()).unwrap()).unwrap();
     assert_eq!(known.removed.of(&tenant("a")), Generation(12));
     assert!(known.registered);
     assert_eq!(file.applied().of(&tenant("a")), Generation(0), "it is not applied by that");
+}
+
+/// Others have given the lost generations again, to other requests: a number alone would not tell.
+#[test]
+fn a_ledger_that_went_backwards_and_on_again_is_refused() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let (bench, settings) = (Bench::new(), server.settings());
+    let ledger = etcd(&settings);
+    let file = storage(&bench);
+    file.take_part(&ledger).unwrap();
+    let older = ledger.dump_for_a_test();
+    ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    file.note_asked(&ledger.standing(file.identity()).unwrap()).unwrap();
+    file.mark(&tenant("a"), Generation(1)).unwrap();
+    for (again, scope) in [(1, tenant("b")), (1, tenant("a")), (2, tenant("a"))] {
+        ledger.restore_for_a_test(&older);
+        let other = etcd(&settings);
+        for _ in 0..again {
+            other.submit(&scope, Mode::Physical, None).unwrap();
+        }
+        // The daemon that runs, before it acknowledges what it has not done, and the next one at its start.
+        let standing = ledger.standing(file.identity()).unwrap();
+        let refused = said(file.require_no_loss(&ledger, &standing), Kind::Stale);
+        assert!(refused.contains("went backwards"), "{refused}");
+        said(storage(&bench).take_part(&etcd(&settings)), Kind::Stale);
+    }
+}
+
+/// What this storage has acknowledged there is newer than the loss, whatever was dropped since.
+#[test]
+fn a_ledger_that_has_the_acknowledgement_has_lost_nothing() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let (bench, settings) = (Bench::new(), server.settings());
+    let ledger = etcd(&settings);
+    let file = storage(&bench);
+    file.take_part(&ledger).unwrap();
+    for n in 1..=3 {
+        ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+        let standing = ledger.standing(file.identity()).unwrap();
+        file.require_no_loss(&ledger, &standing).unwrap();
+        file.note_asked(&standing).unwrap();
+        // One more is asked for before the first is acknowledged.
+        ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+        file.require_no_loss(&ledger, &ledger.standing(file.identity()).unwrap()).unwrap();
+        file.mark(&tenant("a"), Generation(2 * n)).unwrap();
+        ledger.ack(file.identity(), &tenant("a"), Generation(2 * n)).unwrap();
+        file.require_no_loss(&ledger, &ledger.standing(file.identity()).unwrap()).unwrap();
+    }
+    storage(&bench).take_part(&etcd(&settings)).unwrap();
+}
+
+/// An operator's word has every storage go on, each once, above all that was lost; a copy gains nothing by it.
+#[test]
+fn a_bump_has_storages_accept_a_ledger_that_went_backwards() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let (one, late, settings) = (Bench::new(), Bench::new(), server.settings());
+    let ledger = etcd(&settings);
+    storage(&one).take_part(&ledger).unwrap();
+    let older = ledger.dump_for_a_test();
+    // Since then it was started again, was asked and has removed; another has joined.
+    let ledger = etcd(&settings);
+    storage(&one).take_part(&ledger).unwrap();
+    storage(&late).take_part(&ledger).unwrap();
+    let (mut copied, file) = (Bench::new(), storage(&one));
+    copied.database = None;
+    std::fs::copy(one.path(), copied.path()).unwrap();
+    ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    file.note_asked(&ledger.standing(file.identity()).unwrap()).unwrap();
+    file.mark(&tenant("a"), Generation(1)).unwrap();
+    ledger.restore_for_a_test(&older);
+
+    said(storage(&one).take_part(&etcd(&settings)), Kind::Stale);
+    let refused = said(storage(&late).take_part(&etcd(&settings)), Kind::Stale);
+    assert!(refused.contains("does not know this store"), "{refused}");
+    let (from, to) = etcd(&settings).bump().unwrap();
+    assert_eq!((from, to.0), (Generation(0), limits::BUMP_GENERATIONS));
+
+    for bench in [&one, &late] {
+        let (file, ledger) = (storage(bench), etcd(&settings));
+        file.take_part(&ledger).unwrap();
+        let standing = ledger.standing(file.identity()).unwrap();
+        file.require_no_loss(&ledger, &standing).unwrap();
+        assert_eq!((standing.highest, standing.pending.len()), (to, 0));
+    }
+    let made = generation_of(etcd(&settings).submit(&tenant("a"), Mode::Physical, None));
+    assert_eq!(made, Generation(to.0 + 1));
+    for bench in [&one, &late] {
+        let polled = etcd(&settings).poll(bench.storage).unwrap();
+        assert_eq!(polled, [entry(&tenant("a"), made.0, Mode::Physical)], "what is marked covers none of it");
+    }
+    let copy = StorageFile::open(open(&copied.path(), one.storage).unwrap()).unwrap();
+    let refused = said(copy.take_part(&etcd(&settings)), Kind::Stale);
+    assert!(refused.contains("is a copy"), "{refused}");
+    // And goes backwards once more: the word was about the first time.
+    let ledger = etcd(&settings);
+    ledger.restore_for_a_test(&older);
+    said(storage(&one).take_part(&etcd(&settings)), Kind::Stale);
+}
+
+/// Everybody is listed: who is there, who was heard of when, who was forgotten, and how far each is.
+#[test]
+fn the_fleet_is_listed() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let settings = server.settings();
+    let [there, away, gone] = std::array::from_fn(|_| (Uuid::new_v4(), etcd(&settings)));
+    for (storage, ledger) in [&there, &away, &gone] {
+        ledger.register(*storage, &[], Uuid::new_v4()).unwrap();
+    }
+    there.1.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    away.1.ack(away.0, &tenant("a"), Generation(1)).unwrap();
+    away.1.leave(away.0);
+    there.1.forget(gone.0).unwrap();
+    let found = there.1.storages().unwrap();
+    let of = |storage: Uuid| found.iter().find(|found| found.storage == storage).unwrap();
+    assert_eq!(found.len(), 3);
+    assert_eq!(of(there.0).presence, Presence::Present);
+    assert_eq!(of(away.0).presence, Presence::Absent);
+    assert_eq!(of(gone.0).presence, Presence::Retired);
+    assert_eq!(of(there.0).acked.of(&tenant("a")), Generation(0));
+    assert_eq!(of(away.0).acked.of(&tenant("a")), Generation(1));
+    for status in &found {
+        assert!(!status.host.is_empty() && status.last_contact_ms >= status.registered_ms, "{status:?}");
+        assert!(status.registered_ms > 1_600_000_000_000, "{status:?}");
+    }
+    let request = there.1.request(&RequestName::Generation(Generation(1))).unwrap();
+    assert_eq!((request.awaited(), request.retired), (vec![there.0], vec![gone.0]));
 }

@@ -225,7 +225,7 @@ fn a_failure_is_kept_until_the_request_is_complete() {
         ledger.note_failure(Generation(1), "t/a/0/ab: Input/output error").unwrap();
         let failed = ledger.request(&by_number(1)).unwrap();
         assert_eq!((failed.state, failed.failed_attempts), (State::Failed, 2));
-        assert_eq!(failed.last_error.as_deref(), Some("t/a/0/ab: Input/output error"));
+        assert!(failed.last_error.is_some_and(|e| e.ends_with("t/a/0/ab: Input/output error")));
         assert!(failed.acked.is_empty());
         assert_eq!(ledger.poll(storage).unwrap(), [entry(&tenant("a"), 1, Physical)]);
         ledger.ack(storage, &tenant("a"), Generation(1)).unwrap();

@@ -149,6 +149,7 @@ fn what_etcd_will_not_do_is_not_asked_twice() {
             Kind::NoSpace,
         ),
         (403, r#"{"error":"x","message":"etcdserver: permission denied","code":7}"#, Kind::AccessDenied),
+        (400, "Client sent an HTTP request to an HTTPS server.", Kind::Io(libc::EREMOTEIO)),
         (
             200,
             r#"{"error":{"code":11,"message":"etcdserver: mvcc: required revision has been compacted"}}"#,

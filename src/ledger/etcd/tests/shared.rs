@@ -5,6 +5,7 @@ use std::sync::{Arc, Barrier};
 
 use uuid::Uuid;
 
+use crate::config::limits;
 use crate::error::Kind;
 use crate::key::Tenant;
 use crate::ledger::etcd::EtcdLedger;
@@ -174,4 +175,93 @@ fn another_ledger_at_the_same_place_is_refused() {
         assert_eq!(e.kind(), Kind::Stale, "{e}");
         assert!(e.to_string().contains("emptied or restored"), "{e}");
     }
+}
+
+/// Whoever acknowledges last completes a request, in a fleet of more members than are asked about at once; and a poll does
+/// where he died before he noted it.
+#[test]
+fn a_request_of_many_members_is_complete_with_the_last_of_them() {
+    const MEMBERS: usize = 40;
+    let Some(server) = EtcdServer::shared() else { return };
+    let [ledger, poller] = daemons(server);
+    let mut storages: Vec<Uuid> = (0..MEMBERS).map(|_| join(&ledger)).collect();
+    let watching = join(&poller);
+    let gone = storages.pop().unwrap();
+    for n in 1..=2 {
+        ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+        // In order, so that each round of those who ask meets others than the last.
+        storages.sort_by_key(|id| id.as_u128() ^ n);
+        for storage in storages.iter().chain([&watching]) {
+            assert_eq!(ledger.unfinished().unwrap().len(), 1);
+            ledger.ack(*storage, &tenant("a"), Generation(n as u64)).unwrap();
+        }
+        if n == 1 {
+            assert_eq!(ledger.unfinished().unwrap().len(), 1, "one has not");
+            ledger.forget(gone).unwrap();
+        }
+        assert!(ledger.unfinished().unwrap().is_empty());
+    }
+    ledger.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    for storage in storages.iter().chain([&watching]) {
+        ledger.mark_for_a_test(*storage, &tenant("a"), Generation(3));
+    }
+    assert_eq!(ledger.unfinished().unwrap().len(), 1, "nobody noted it");
+    // About one poll in as many as there are members looks.
+    let is_noted = |_| {
+        poller.poll(watching).unwrap();
+        poller.unfinished().unwrap().is_empty()
+    };
+    assert!((0..100 * MEMBERS).any(is_noted));
+}
+
+/// A fleet of more members than one answer brings is read to its end.
+#[test]
+fn a_large_fleet_is_read_in_parts() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let [ledger] = daemons(server);
+    let storages: BTreeSet<Uuid> = (0..2 * limits::ETCD_PART).map(|_| Uuid::new_v4()).collect();
+    std::thread::scope(|s| {
+        let storages: Vec<&Uuid> = storages.iter().collect();
+        for some in storages.chunks(storages.len() / 8) {
+            let (ledger, some) = (&ledger, some.to_vec());
+            s.spawn(move || {
+                some.iter().for_each(|id| ledger.register(**id, &[], Uuid::new_v4()).unwrap());
+            });
+        }
+    });
+    let made = ledger.submit(&tenant("a"), Mode::Physical, None).unwrap().request;
+    assert_eq!(made.targets.iter().copied().collect::<BTreeSet<_>>(), storages);
+    let found = ledger.storages().unwrap();
+    assert_eq!(found.iter().map(|found| found.storage).collect::<BTreeSet<_>>(), storages);
+    let last = *storages.last().unwrap();
+    ledger.ack(last, &tenant("a"), made.generation).unwrap();
+    for request in [
+        ledger.request(&RequestName::Generation(made.generation)).unwrap(),
+        ledger.requests().unwrap().remove(0),
+    ] {
+        assert_eq!((request.state, request.acked.clone()), (State::Pending, vec![last]));
+        assert_eq!(request.targets.len(), storages.len());
+    }
+}
+
+/// A daemon is told of a request as it is made and when it is complete; what it does then is ask.
+#[test]
+fn requests_are_told_as_they_are_made() {
+    let Some(server) = EtcdServer::shared() else { return };
+    let [watching, other] = daemons(server);
+    let storage = join(&watching);
+    let (tell, told) = std::sync::mpsc::channel();
+    // It listens for longer than this test, which does not wait for it.
+    std::thread::spawn(move || {
+        watching.watch(&|| {
+            tell.send(()).ok();
+        })
+    });
+    let next = || told.recv_timeout(std::time::Duration::from_secs(30)).expect("it is told");
+    next();
+    other.submit(&tenant("a"), Mode::Physical, None).unwrap();
+    next();
+    other.ack(storage, &tenant("a"), Generation(1)).unwrap();
+    next();
+    assert!(told.try_recv().is_err(), "and of nothing else");
 }
