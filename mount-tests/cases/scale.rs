@@ -22,7 +22,7 @@ fn make_keys(m: &Mount, format: &str, count: u32) {
 #[test]
 fn u053_one_flat_directory_is_no_flat_directory_below() {
     case(|m| {
-        make_keys(m, "%064x_model_0_1.bin", 30_000);
+        make_keys(m, "%064x_model_0_1.bin", 10_000);
         let mut largest = 0;
         let mut todo = vec![m.store.clone()];
         while let Some(dir) = todo.pop() {
@@ -32,8 +32,8 @@ fn u053_one_flat_directory_is_no_flat_directory_below() {
         }
         // Two levels of 256: the fullest has some 300 records when there are 7.5 million.
         assert!(largest <= 256, "{largest}");
-        assert_eq!(fs::read_dir(m.keys()).unwrap().count(), 30_000);
-        assert_eq!(m.status_number("keys"), 30_000);
+        assert_eq!(fs::read_dir(m.keys()).unwrap().count(), 10_000);
+        assert_eq!(m.status_number("keys"), 10_000);
     });
 }
 
@@ -50,7 +50,7 @@ fn busy(pid: Pid) -> u64 {
 #[test]
 fn u055_a_listing_streams() {
     case(|m| {
-        make_keys(m, "l%06d", 30_000);
+        make_keys(m, "l%06d", 12_000);
         let open =
             || Dir::new(rustix::fs::open(m.keys(), OFlags::DIRECTORY, Mode::empty()).unwrap()).unwrap();
         let before = busy(m.pid());
@@ -67,9 +67,9 @@ fn u055_a_listing_streams() {
             listed += u32::from(is_key);
         }
         let of_all = busy(m.pid()) - before;
-        assert_eq!(listed, 30_000);
+        assert_eq!(listed, 12_000);
         assert!(of_first < of_all / 2, "the first entry took {of_first} ns, all of them {of_all}: {first:?}");
-        shell(m, "[ $(ls -U $M | head -1 | wc -l) = 1 ]; [ $(ls -U $M | wc -l) = 30000 ]").ok();
+        shell(m, "[ $(ls -U $M | head -1 | wc -l) = 1 ]; [ $(ls -U $M | wc -l) = 12000 ]").ok();
     });
 }
 
@@ -130,7 +130,7 @@ fn resident_bytes(pid: Pid) -> u64 {
 #[test]
 fn u059_memory_follows_the_number_of_keys() {
     case(|m| {
-        const KEYS: u32 = 60_000;
+        const KEYS: u32 = 15_000;
         make_keys(m, "%064x", 1000);
         let base = resident_bytes(m.pid());
         python(

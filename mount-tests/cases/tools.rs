@@ -37,6 +37,24 @@ fn u085_locks() {
                     }
                     shell(m, "rm -f $M/fresh").ok();
                 }
+                // As filelock does, with O_TRUNC: a close that wrote nothing gives the key no other inode.
+                let mut peers: Vec<_> = (0..3).map(|_| m.peer()).collect();
+                for peer in &mut peers {
+                    peer.begin(
+                        "for n in range(60):
+    fd = os.open(M + '/file.lock', os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o644)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try: old = int(read(W + '/count'))
+    except FileNotFoundError: old = 0
+    write(W + '/count', b'%d' % (old + 1))
+    os.close(fd)",
+                    );
+                }
+                for peer in &mut peers {
+                    let answer = peer.finish();
+                    assert!(answer.get("ok").is_some(), "{answer}");
+                }
+                shell(m, "[ $(cat $W/count) = 180 ]; rm $W/count").ok();
                 // Nobody has it open: it goes like any other.
                 python(m, "for n in range(100): write(M + '/more%d' % n, bytes(1 << 20))").ok();
                 assert_eq!(m.control("evict to=0").0, Ok(()));

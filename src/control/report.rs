@@ -16,6 +16,8 @@ use crate::scope::Scope;
 pub struct MountFacts {
     /// Whether the kernel moves the bytes.
     pub passthrough: bool,
+    /// Allocated bytes of what is open and has lost its name.
+    pub unlinked_bytes: u64,
 }
 
 /// The status object; for a tenant's own control directory, of that tenant alone.
@@ -37,6 +39,7 @@ pub fn status(removals: &Removals, facts: MountFacts, tenant: Option<&Tenant>) -
     }
     object.insert("coordinator".into(), json!(removals.coordinator()));
     object.insert("passthrough".into(), json!(facts.passthrough));
+    object.insert("unlinked_bytes".into(), json!(facts.unlinked_bytes));
     // Where the ledger cannot be asked, the epochs say how far it was.
     if let Ok(generation) = removals.highest() {
         object.insert("generation".into(), json!(generation));
@@ -89,6 +92,8 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     m.gauge("fencefs_quota_bytes", "Quota of the store.", status.quota_bytes);
     m.gauge("fencefs_used_bytes", "Allocated bytes of all records.", status.used_bytes);
     m.gauge("fencefs_staged_bytes", "Allocated bytes of values being written.", status.staged_bytes);
+    let help = "Allocated bytes of what is open and has lost its name.";
+    m.gauge("fencefs_unlinked_bytes", help, facts.unlinked_bytes);
     m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
     m.gauge("fencefs_keys", "Keys in the store.", status.keys);
     m.gauge("fencefs_passthrough", "Whether the kernel moves the bytes.", facts.passthrough);
@@ -106,6 +111,7 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
             "Evictions that an operation waited for.",
             &counters.evictions_inline,
         ),
+        ("fencefs_abandoned_total", "Values being written that were given up.", &counters.abandoned),
         ("fencefs_published_bytes_total", "Allocated bytes of published values.", &counters.published_bytes),
         ("fencefs_read_bytes_total", "Bytes read through the daemon.", &counters.read_bytes),
         ("fencefs_written_bytes_total", "Bytes written through the daemon.", &counters.written_bytes),

@@ -14,6 +14,7 @@ mod events;
 mod files;
 mod io;
 mod ioctl;
+mod lock_files;
 mod mount;
 mod opens;
 mod parked;

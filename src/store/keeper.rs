@@ -234,6 +234,7 @@ impl Store {
     /// Looks at the values being written: what they occupy, and which can never be published.
     pub(super) fn count_staged(&self) {
         let largest = self.largest_value_bytes();
+        self.keeper.staged.lock().retain(|_, w| w.file.strong_count() > 0 && w.fate.strong_count() > 0);
         let files: Vec<_> =
             self.keeper.staged.lock().values().map(|w| (w.file.upgrade(), w.fate.upgrade())).collect();
         let full = !files.is_empty() && self.disk_is_full();

@@ -310,7 +310,7 @@ impl Store {
         }
         let evictable = {
             let index = self.index.lock();
-            index.linked(id).is_ok_and(|n| !n.pinned && n.writers == 0) && !index.in_transaction(id)
+            index.linked(id).is_ok_and(|n| !n.pinned) && !index.is_in_use(id) && !index.in_transaction(id)
         };
         if !evictable {
             return Ok(None);

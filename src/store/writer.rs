@@ -130,7 +130,7 @@ impl Staged {
     pub fn discard(&mut self) {
         if self.progress == Progress::Staged {
             self.progress = Progress::Discarded;
-            self.store.forget_staged(&self.name);
+            // Who has it open may go on writing: it is watched until then.
             if let Err(e) = self.store.staging.unlink(&self.name) {
                 log::warn!("a value that was given up stays in staging until the next start: {e}");
             }
