@@ -530,7 +530,7 @@ impl Mount {
 
     /// The record file of a plain key, as the key's own attribute names it.
     #[track_caller]
-    pub(crate) fn record_of(&self, name: &str) -> PathBuf {
+    pub(crate) fn record_of(&self, name: impl AsRef<OsStr>) -> PathBuf {
         let mut path = vec![0; 4096];
         let length = rustix::fs::getxattr(self.key(name), "user.fencefs.path", &mut path[..]).unwrap();
         self.store.join(OsStr::from_bytes(&path[..length]))

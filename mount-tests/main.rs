@@ -9,6 +9,7 @@
 
 mod awake;
 mod by_key;
+mod cases;
 mod checksum;
 mod cli;
 mod etcd;

@@ -13,7 +13,7 @@ use crate::removals::{PATIENCE, Stuck, requests, two_tenants, wait_complete};
 const LONGEST: Duration = Duration::from_secs(25);
 
 /// Goes on when dropped: a test that fails must not leave a mount that hangs.
-struct Stopped(Pid);
+pub(crate) struct Stopped(pub(crate) Pid);
 
 impl Drop for Stopped {
     fn drop(&mut self) {

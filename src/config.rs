@@ -228,6 +228,10 @@ pub mod limits {
 
     pub use super::coordinator::limits::*;
 
+    /// Removals that have ended and are remembered with what they deleted.
+    pub const ENDED_REMOVALS: usize = 64;
+    /// Descriptors of the daemon that no open takes.
+    pub const SPARE_DESCRIPTORS: u64 = 48;
     /// Records kept in quarantine; the next one is removed instead.
     pub const QUARANTINED_RECORDS: usize = 1000;
     /// How often the bytes of values being written are looked at, while there are any.

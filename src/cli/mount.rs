@@ -95,7 +95,7 @@ fn mount_and_run(
     let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings)?;
     guard::start(&place.mountpoint);
     let (removals, facts) = (Arc::clone(removals), mount.facts());
-    let scrapes = metrics.map(|m| m.serve(move || report::metrics(&removals, facts))).transpose();
+    let scrapes = metrics.map(|m| m.serve(move || report::metrics(&removals, facts()))).transpose();
     let end = mount.stopper();
     let ending = end.clone();
     let running = scrapes.and_then(|scrapes| {

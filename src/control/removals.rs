@@ -148,7 +148,7 @@ impl Removals {
 
     /// Records that this storage's removal for a request has deleted so far.
     pub fn deleted_records(&self, request: &Request) -> u64 {
-        self.agent.covering(&request.scope, request.generation).map_or(0, |s| s.deleted_records())
+        self.store().removed_records(&request.scope, request.generation)
     }
 
     /// The generations whose attempts end from now on: acknowledged, or failed. Each end is told once, after

@@ -17,6 +17,8 @@ use crate::scope::Scope;
 pub struct MountFacts {
     /// Whether the kernel moves the bytes.
     pub passthrough: bool,
+    /// Allocated bytes of what is open and has lost its name.
+    pub unlinked_bytes: u64,
 }
 
 /// The status object; for a tenant's own control directory, of that tenant alone.
@@ -38,6 +40,7 @@ pub fn status(removals: &Removals, facts: MountFacts, tenant: Option<&Tenant>) -
     }
     object.insert("coordinator".into(), json!(removals.coordinator()));
     object.insert("passthrough".into(), json!(facts.passthrough));
+    object.insert("unlinked_bytes".into(), json!(facts.unlinked_bytes));
     // Where the ledger does not answer, the store's own number stays: the epochs say how far it was.
     if let Some(generation) = removals.highest() {
         object.insert("generation".into(), json!(generation));
@@ -135,6 +138,8 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
         "Allocated bytes of values being written, in place too, that are not used bytes.",
         status.staged_bytes,
     );
+    let help = "Allocated bytes of what is open and has lost its name.";
+    m.gauge("fencefs_unlinked_bytes", help, facts.unlinked_bytes);
     m.gauge("fencefs_pinned_bytes", "Bytes out of the reach of eviction.", status.pinned_bytes);
     m.gauge("fencefs_keys", "Keys in the store.", status.keys);
     m.gauge("fencefs_passthrough", "Whether the kernel moves the bytes.", facts.passthrough);
@@ -152,6 +157,7 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
             "Evictions that an operation waited for.",
             &counters.evictions_inline,
         ),
+        ("fencefs_abandoned_total", "Values being written that were given up.", &counters.abandoned),
         ("fencefs_published_bytes_total", "Allocated bytes of published values.", &counters.published_bytes),
         ("fencefs_read_bytes_total", "Bytes read through the daemon.", &counters.read_bytes),
         ("fencefs_written_bytes_total", "Bytes written through the daemon.", &counters.written_bytes),

@@ -76,7 +76,16 @@ impl Fs {
         let finish = move || {
             let mut stale: Stale = None;
             if let Some(writing) = last_writer {
-                match fs.finish_writing(&writing) {
+                let finished = match fs.replaces_nothing(&handle, &writing) {
+                    Ok(true) => {
+                        writing.staged.lock().discard();
+                        fs.opens.settle(&writing);
+                        Ok(None)
+                    }
+                    Ok(false) => fs.finish_writing(&writing),
+                    Err(e) => Err(e),
+                };
+                match finished {
                     Ok(s) => stale = s,
                     Err(e) => {
                         fs.give_up(&writing);
@@ -96,7 +105,7 @@ impl Fs {
                     log::warn!("a value that was edited in place could not be settled: {e}");
                 }
             }
-            fs.opens.leave(&handle.open);
+            fs.leave(&handle.open);
             if handle.cached {
                 fs.leave_cached(&handle.open);
             }

@@ -11,7 +11,7 @@ use fuser::{
 
 use super::Fs;
 use super::by_key::Named;
-use super::opens::{Handle, OpenNode, Place, Writing};
+use super::opens::{Handle, OpenNode, Place, Writing, spare_descriptors};
 use super::parked::Change;
 use super::requests::errno;
 use super::{FORGET, Inode};
@@ -128,9 +128,13 @@ impl Fs {
         }
     }
 
-    /// Flags of an ordinary open, and whether the kernel reads it through its cache: it is counted then.
-    fn open_flags(&self, open: &OpenNode, reads_only: bool) -> (FopenFlags, bool) {
+    /// How the kernel is to do an ordinary open with `flags`, and whether it reads it through its cache: it is counted then.
+    fn open_flags(&self, open: &OpenNode, flags: i32) -> (FopenFlags, bool) {
+        // With the backing file O_DIRECT would be its filesystem's, which writes no odd ends, and could not be switched off.
+        let any_length = flags & libc::O_DIRECT != 0 && writes(flags) && open.unsettled().is_some();
+        let reads_only = !writes(flags);
         let (mut flags, cached) = match &open.backing {
+            Some(_) if any_length => (FopenFlags::FOPEN_DIRECT_IO, false),
             Some(_) => (FopenFlags::empty(), false),
             None => {
                 let uncached = self.uncached.lock();
@@ -198,6 +202,7 @@ impl Fs {
         }
         let owner = self.new_owner(who, parent, mode, umask)?;
         let mut staged = self.store.stage(parent, name, RecordKind::File, owner.owner)?;
+        spare_descriptors(staged.file())?;
         owner.store_acl(staged.file())?;
         staged.opener = who.opener();
         let node = staged.node();
@@ -223,7 +228,7 @@ impl Fs {
         self.opens.add_creating((parent, name.into()), &open);
         let appends = flags & libc::O_APPEND != 0;
         let writing = Some(writing);
-        let (flags, cached) = self.open_flags(&open, false);
+        let (flags, cached) = self.open_flags(&open, flags);
         let open_node = Arc::clone(&open);
         let handle = Handle { open: open_node, file, writing, replaces: false, edits: None, appends, cached };
         let handle = self.opens.add_handle(handle);
@@ -297,7 +302,7 @@ impl Fs {
                 self.store.touch(id, who.opener());
             } else if open.is_cancelled() {
                 // Who has it open goes on; nobody else finds it any more.
-                self.opens.leave(&open);
+                self.leave(&open);
                 return Err(gone());
             }
             let file = Arc::clone(&open.file);
@@ -398,6 +403,7 @@ impl Fs {
         reply: &OpenReply,
         edits: Option<NodeId>,
     ) -> Result<Opened> {
+        spare_descriptors(file)?;
         let open = self.enter(id, (file, span), reply, edits.is_some())?;
         if let Some(node) = edits
             && open.backing.is_some()
@@ -423,7 +429,7 @@ impl Fs {
             if flags & libc::O_TRUNC != 0
                 && let Err(e) = writing.truncate(0)
             {
-                self.opens.leave(&open);
+                self.leave(&open);
                 return Err(e);
             }
             writing.join(who.tid);
@@ -442,7 +448,7 @@ impl Fs {
         let attr = match self.open_attr(&open) {
             Ok((attr, _)) => attr,
             Err(e) => {
-                self.opens.leave(&open);
+                self.leave(&open);
                 return Err(e);
             }
         };
@@ -450,12 +456,15 @@ impl Fs {
             // What the kernel knows of the inode may be the value that it had before its key was replaced; whoever opens
             // it asks for its length next.
             self.forget_attributes(open.node);
+        } else if attr.size == 0 && writing.is_none() && edits.is_none() && !self.hold(&open) {
+            self.leave(&open);
+            return Err(gone());
         }
         if edits.is_some() {
             open.edits.fetch_add(1, Ordering::Relaxed);
         }
         let appends = flags & libc::O_APPEND != 0;
-        let (flags, cached) = self.open_flags(&open, !writes(flags));
+        let (flags, cached) = self.open_flags(&open, flags);
         let handle =
             Handle { open: Arc::clone(&open), file, writing, replaces: false, edits, appends, cached };
         let handle = self.opens.add_handle(handle);
@@ -556,11 +565,14 @@ impl Fs {
         let staged = self
             .spare_cached_readers(who, &open, again)
             .and_then(|()| self.stage_replacement(old, &old_file, &old_attr));
-        let (mut staged, (parent, name)) = staged.inspect_err(|_| self.opens.leave(&open))?;
+        let (mut staged, (parent, name)) = staged.inspect_err(|_| self.leave(&open))?;
         staged.opener = who.opener();
         if !self.is_passthrough() {
             // What was overwritten once is likely to be again.
             self.uncached.lock().nodes.insert(staged.node());
+        }
+        if old_attr.size_bytes == 0 && !self.hold(&open) {
+            log::debug!("an empty value was evicted while it was opened");
         }
         let writing = Writing::new(staged, parent, &name, who.tid, flags);
         self.opens.add_replacing(id, &writing);
@@ -583,6 +595,7 @@ impl Fs {
     fn stage_replacement(&self, old: NodeId, old_file: &File, old_attr: &Attr) -> Result<(Staged, Place)> {
         let (parent, name) = self.store.last_place(old).map_err(|_| gone())?;
         let mut staged = self.store.stage(parent, &name, RecordKind::File, Owner::from(old_attr))?;
+        spare_descriptors(staged.file())?;
         copy_attributes(old_file, staged.file())?;
         staged.pinned = self.store.is_pinned(old);
         Ok((staged, (parent, name)))

@@ -16,6 +16,7 @@ mod files;
 pub mod fuzz;
 mod io;
 mod ioctl;
+mod lock_files;
 mod mount;
 mod opens;
 mod parked;

@@ -100,9 +100,10 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
 }
 
 impl Mount {
-    /// What the mount alone knows of itself.
-    pub fn facts(&self) -> MountFacts {
-        self.fs.facts()
+    /// Tells what the mount alone knows of itself, whenever it is called.
+    pub fn facts(&self) -> impl Fn() -> MountFacts + Send + Sync + 'static {
+        let fs = Arc::clone(&self.fs);
+        move || fs.facts()
     }
 
     /// Mounts a store at `mountpoint`; live when this returns.

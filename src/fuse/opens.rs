@@ -6,14 +6,17 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
+use rustix::process::{Resource, getrlimit};
 
-use crate::error::Result;
+use crate::config::limits;
+use crate::error::{Error, Result};
 use crate::format::legacy::Span;
 use crate::os::{self, process};
 use crate::store::tenants::Home;
@@ -22,6 +25,17 @@ use crate::store::{NodeId, Passing, Staged};
 /// [`crate::Kind::Stale`] once a removal cancels what was admitted to a home.
 fn admitted(home: &Home) -> Result<()> {
     home.fence.admits(home.epoch)
+}
+
+/// Refuses an open that would take one of the daemon's last descriptors: those are for the closes of what is open, which
+/// have no other moment.
+pub(super) fn spare_descriptors(file: &File) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let spare = limits::SPARE_DESCRIPTORS.min(limit / 4);
+    if u64::try_from(file.as_raw_fd()).is_ok_and(|fd| fd < limit - spare) {
+        return Ok(());
+    }
+    Err(Error::os(format!("the daemon may have {limit} files open, and has"), rustix::io::Errno::MFILE))
 }
 
 /// A value being written, shared by every handle that writes it.
@@ -166,6 +180,8 @@ pub(super) struct OpenNode {
     pub(super) edits: AtomicU32,
     /// Handles that the kernel caches.
     pub(super) cached: AtomicU32,
+    /// Its value was empty when it was opened, and is kept from eviction.
+    pub(super) held: AtomicBool,
 }
 
 impl OpenNode {
@@ -187,6 +203,7 @@ impl OpenNode {
             opens: AtomicU32::new(0),
             edits: AtomicU32::new(0),
             cached: AtomicU32::new(0),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -293,14 +310,28 @@ impl Opens {
         Some(Arc::clone(open))
     }
 
-    /// One open fewer; the last one lets the backing file go.
-    pub(super) fn leave(&self, open: &Arc<OpenNode>) {
+    /// One open fewer; the last one lets the backing file go. Whether it was the last.
+    pub(super) fn leave(&self, open: &Arc<OpenNode>) -> bool {
         let mut tables = self.tables.lock();
-        if open.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
+        let last = open.opens.fetch_sub(1, Ordering::Relaxed) == 1;
+        if last {
             tables.nodes.remove(&open.node);
             drop(tables);
             self.settled.notify_all();
         }
+        last
+    }
+
+    /// Allocated bytes of what is open and has lost its name: the disk has them back at the last close.
+    pub(super) fn unlinked_bytes(&self) -> u64 {
+        let tables = self.tables.lock();
+        let read = tables.nodes.values().map(|open| &open.file);
+        let written = tables.handles.values().filter_map(|handle| Some(&handle.writing.as_ref()?.file));
+        let mut files: Vec<_> = read.chain(written).map(Arc::clone).collect();
+        drop(tables);
+        files.sort_by_key(Arc::as_ptr);
+        files.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        files.iter().map(|file| os::unlinked_bytes(&**file)).sum()
     }
 
     fn wait_while(&self, wait: Duration, busy: impl Fn(&Tables) -> bool) {

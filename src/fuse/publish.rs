@@ -11,7 +11,7 @@ use super::Fs;
 use super::opens::Writing;
 use super::work::{Job, Notice};
 use crate::config::{Durability, limits};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::os::{self, process};
 use crate::store::NodeId;
 
@@ -22,6 +22,11 @@ impl Fs {
     /// What a FLUSH by thread `tid` does to a value being written.
     pub(super) fn flush_writing(&self, writing: &Arc<Writing>, tid: u32) -> Result<Stale> {
         if !writing.is_unsettled() {
+            let staged = writing.staged.lock();
+            if staged.is_doomed() && !staged.is_published() {
+                return Err(Error::new(Kind::NoSpace, "the value was emptied: it had outgrown the quota"));
+            }
+            drop(staged);
             // What was written since the publication went in place, and a close makes it as durable.
             if self.store.settings().durability == Durability::Fsync {
                 os::sync_file(&*writing.file)?;
@@ -82,7 +87,12 @@ impl Fs {
 
     /// Gives a value up: nothing of it appears.
     pub(super) fn give_up(&self, writing: &Arc<Writing>) {
-        writing.staged.lock().discard();
+        let mut staged = writing.staged.lock();
+        if staged.is_staged() {
+            self.store.counters.abandoned.fetch_add(1, Ordering::Relaxed);
+        }
+        staged.discard();
+        drop(staged);
         self.opens.settle(writing);
     }
 

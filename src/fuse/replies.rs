@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{Errno, PollEvents, PollNotifier, ReplyData};
 use parking_lot::Mutex;
+use serde_json::{Map, Value};
 
 use super::Fs;
 use super::parked::Parked;
@@ -184,7 +185,9 @@ impl Streams {
             stream.begun = true;
             polled = stream.polled.take();
         }
-        if tables.latest.len() < MOST_USERS || tables.latest.contains_key(&uid) {
+        // A write of blank lines, as a shell makes of the end of a text, has asked nothing.
+        let asked = !replies.text.is_empty();
+        if asked && (tables.latest.len() < MOST_USERS || tables.latest.contains_key(&uid)) {
             tables.latest.insert(uid, replies);
         }
         drop(tables);
@@ -231,14 +234,18 @@ impl Streams {
 
 /// The line that tells how an attempt ended. An error that is left is of an attempt that failed, though the next one may
 /// have begun.
-fn end_line(request: &Request) -> String {
+fn end_line(request: &Request, deleted_records: u64) -> String {
     if request.state != State::Failed && (request.state == State::Complete || request.last_error.is_none()) {
-        return reply::ok(&report::request(request));
+        let mut fields = report::request(request);
+        fields.insert("deleted_records".into(), deleted_records.into());
+        return reply::ok(&fields);
     }
     let why = request.last_error.clone().unwrap_or_else(|| "the attempt failed".to_owned());
     let fields = report::request(&Request { state: State::Failed, ..request.clone() });
     let told = ["generation", "scope", "tenant", "state", "last_error"];
-    let what = fields.into_iter().filter(|(name, _)| told.contains(&name.as_str())).collect();
+    let mut what: Map<String, Value> =
+        fields.into_iter().filter(|(name, _)| told.contains(&name.as_str())).collect();
+    what.insert("deleted_records".into(), deleted_records.into());
     reply::failure_of(&Error::new(Kind::Io(libc::EIO), why), &what)
 }
 
@@ -254,7 +261,7 @@ impl Fs {
             State::Pending | State::Removing => false,
         };
         if ended {
-            self.streams.add_end(generation, &end_line(&request));
+            self.streams.add_end(generation, &end_line(&request, self.removals.deleted_records(&request)));
         }
     }
 }
@@ -270,7 +277,10 @@ pub(super) fn start_outcomes(fs: &Arc<Fs>) -> Result<()> {
                 continue;
             }
             match fs.removals.request(&RequestName::Generation(generation)) {
-                Ok(request) => fs.streams.add_end(generation, &end_line(&request)),
+                Ok(request) => {
+                    let line = end_line(&request, fs.removals.deleted_records(&request));
+                    fs.streams.add_end(generation, &line);
+                }
                 Err(e) => log::warn!("what became of generation {generation} cannot be told: {e}"),
             }
         }
@@ -336,7 +346,7 @@ mod tests {
             submitted_ms: 5,
             completed_ms: None,
         };
-        let line = end_line(&request);
+        let line = end_line(&request, 3);
         assert!(line.starts_with("{\"ok\":false,\"error\":\"EIO\","), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["message"], "cannot unlink x");
@@ -348,9 +358,9 @@ mod tests {
         assert_eq!(value["last_error"], "cannot unlink x");
         for next in [State::Pending, State::Removing, State::Applied] {
             request.state = next;
-            assert_eq!(end_line(&request), line, "the next attempt has begun");
+            assert_eq!(end_line(&request, 3), line, "the next attempt has begun");
         }
         (request.state, request.last_error) = (State::Complete, None);
-        assert!(end_line(&request).starts_with("{\"ok\":true,"));
+        assert!(end_line(&request, 3).starts_with("{\"ok\":true,"));
     }
 }

@@ -238,7 +238,7 @@ impl Fs {
     }
 
     pub(super) fn facts(&self) -> MountFacts {
-        MountFacts { passthrough: self.is_passthrough() }
+        MountFacts { passthrough: self.is_passthrough(), unlinked_bytes: self.opens.unlinked_bytes() }
     }
 
     fn status_text(&self, tenant: Option<&Tenant>) -> Vec<u8> {

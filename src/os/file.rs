@@ -293,6 +293,11 @@ pub fn xattr_set(fd: impl AsFd, name: &str, value: &[u8], mode: XattrMode) -> Re
         .map_err(|e| Error::os(format!("cannot set attribute {name}"), e))
 }
 
+/// Allocated bytes of a file that has no name any more; 0 of one that has.
+pub fn unlinked_bytes(fd: impl AsFd) -> u64 {
+    rustix::fs::fstat(fd).ok().filter(|s| s.st_nlink == 0).map_or(0, |s| s.st_blocks.unsigned_abs() * 512)
+}
+
 /// The names of all extended attributes.
 pub fn xattr_list(fd: impl AsFd) -> Result<Vec<String>> {
     let mut buf = Vec::with_capacity(64 * 1024);

@@ -10,6 +10,6 @@ pub mod process;
 pub use dir::{Dir, DirEntry, EntryType, RenameHow};
 pub use file::{
     Attr, FsSpace, Hole, SetTime, Timespec, XattrMode, chmod, chown, copy_range, fallocate, lock_exclusive,
-    memory_file, seek_hole, set_times, stat, stat_unsettled, sync_data, sync_file, truncate, xattr_get,
-    xattr_list, xattr_remove, xattr_set,
+    memory_file, seek_hole, set_times, stat, stat_unsettled, sync_data, sync_file, truncate, unlinked_bytes,
+    xattr_get, xattr_list, xattr_remove, xattr_set,
 };

@@ -107,7 +107,8 @@ impl Index {
     /// Whether a linked value's time is over. Not while somebody writes it in place.
     pub fn has_expired(&self, id: NodeId, now: Timespec) -> bool {
         self.deadline(id).is_some_and(|deadline| deadline <= now)
-            && self.get(id).is_ok_and(|node| node.writers == 0)
+            && self.get(id).is_ok()
+            && !self.is_in_use(id)
     }
 
     /// Takes over what the record of a linked value says; whether it is the next whose time is over.

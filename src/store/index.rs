@@ -4,6 +4,7 @@
 //! A node is *linked* when its parent lists it, *pending* while its value is being written, an *orphan* when its name
 //! is gone but somebody still refers to it. References are counted for whoever hands out node numbers (the mount).
 
+use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -94,6 +95,8 @@ pub struct Index {
     pub(super) deadlines: Deadlines,
     /// What an attached directory holds of all that.
     pub(super) outside: Outside,
+    /// Empty values that are open, by how many inodes.
+    pub(super) held: HashMap<NodeId, u32>,
 }
 
 fn gone() -> Error {
@@ -138,6 +141,7 @@ impl Index {
             order,
             deadlines: Deadlines::default(),
             outside: Outside::default(),
+            held: HashMap::new(),
         }
     }
 

@@ -135,6 +135,17 @@ impl Store {
         self.index.lock().get(id).is_ok()
     }
 
+    /// Keeps an empty value that is open out of eviction's reach, until as many calls of [`Store::let_go`]; `false` where it
+    /// has lost its name.
+    pub fn hold(&self, id: NodeId) -> bool {
+        self.index.lock().hold(id)
+    }
+
+    /// Ends one [`Store::hold`].
+    pub fn let_go(&self, id: NodeId) {
+        self.index.lock().let_go(id);
+    }
+
     /// Whether a node still has its name.
     pub fn is_named(&self, id: NodeId) -> bool {
         self.index

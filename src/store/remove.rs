@@ -23,7 +23,7 @@
 //! Then the agent acknowledges, and `removal.open` opens the fences under the new epoch. Any step may fail: the scope
 //! stays closed, what it counted stays counted, and the whole may be repeated from the start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -61,7 +61,11 @@ impl ScopeState {
 
 /// The scopes that are closed: pending since the start, being removed, or not yet acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct Scopes(BTreeMap<Scope, ScopeState>);
+pub(super) struct Scopes {
+    closed: BTreeMap<Scope, ScopeState>,
+    /// The last that were opened, for who asks what was removed.
+    opened: VecDeque<(Scope, ScopeState)>,
+}
 
 impl Scopes {
     pub(super) fn new(pending: &[Pending]) -> Scopes {
@@ -74,7 +78,7 @@ impl Scopes {
 
     fn close(&mut self, scope: &Scope, generation: Generation) -> &mut ScopeState {
         let fresh = || ScopeState { generation, failed: None, deleted: Arc::default() };
-        let state = self.0.entry(scope.clone()).or_insert_with(fresh);
+        let state = self.closed.entry(scope.clone()).or_insert_with(fresh);
         state.generation = state.generation.max(generation);
         state
     }
@@ -85,11 +89,11 @@ impl Scopes {
     }
 
     pub(super) fn of(&self, tenant: &Tenant) -> impl Iterator<Item = &ScopeState> {
-        self.0.iter().filter(move |(scope, _)| scope.includes_tenant(tenant)).map(|(_, state)| state)
+        self.closed.iter().filter(move |(scope, _)| scope.includes_tenant(tenant)).map(|(_, state)| state)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &ScopeState> {
-        self.0.values()
+        self.closed.values()
     }
 }
 
@@ -336,7 +340,17 @@ impl Store {
         let _names = self.tenant_changes.lock();
         let mut scopes = self.scopes.lock();
         // A global removal is done with what earlier requests of its tenants were about.
-        scopes.0.retain(|other, state| !(scope.includes(other) && state.generation <= generation));
+        let opens =
+            |other: &Scope, state: &ScopeState| scope.includes(other) && state.generation <= generation;
+        let Scopes { closed, opened } = &mut *scopes;
+        closed.retain(|other, state| {
+            let over = opens(other, state);
+            if over {
+                opened.push_front((other.clone(), state.clone()));
+            }
+            !over
+        });
+        opened.truncate(limits::ENDED_REMOVALS);
         for home in self.homes_in(scope) {
             if scopes.epoch_of(&home.tenant).is_none() {
                 // Once more: an attempt that failed between the marker and its counters did not come to it.
@@ -359,7 +373,7 @@ impl Store {
     /// it is not ready until the removal is.
     pub fn note_removal_failed(&self, scope: &Scope, generation: Generation, error: &Error) {
         self.close_scope(scope, generation);
-        if let Some(state) = self.scopes.lock().0.get_mut(scope) {
+        if let Some(state) = self.scopes.lock().closed.get_mut(scope) {
             state.failed = Some(error.to_string());
         }
         self.counters.removal_failures.fetch_add(1, Ordering::Relaxed);
@@ -368,12 +382,21 @@ impl Store {
 
     /// The scopes that are closed.
     pub fn closed_scopes(&self) -> Vec<(Scope, ScopeState)> {
-        self.scopes.lock().0.iter().map(|(scope, state)| (scope.clone(), state.clone())).collect()
+        self.scopes.lock().closed.iter().map(|(scope, state)| (scope.clone(), state.clone())).collect()
     }
 
     /// The state of a scope that is closed.
     pub fn scope_state(&self, scope: &Scope) -> Option<ScopeState> {
-        self.scopes.lock().0.get(scope).cloned()
+        self.scopes.lock().closed.get(scope).cloned()
+    }
+
+    /// Records that the removal of a scope for this generation has deleted, while it is closed or was not long ago.
+    pub fn removed_records(&self, scope: &Scope, generation: Generation) -> u64 {
+        let scopes = self.scopes.lock();
+        let all = scopes.closed.iter().chain(scopes.opened.iter().map(|(scope, state)| (scope, state)));
+        let mut covering =
+            all.filter(|(other, state)| other.includes(scope) && state.generation >= generation);
+        covering.next().map_or(0, |(_, state)| state.deleted_records())
     }
 
     /// Deletes what logical removals, and the crashes of others, left in the trash; whether something was there.

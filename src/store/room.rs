@@ -361,7 +361,7 @@ impl Store {
         let evictable = {
             let index = self.index.lock();
             // What has outgrown every quota has no writer or pin that keeps it.
-            let free = |n: &Node| reason == Reason::Overgrown || !n.pinned && n.writers == 0;
+            let free = |n: &Node| reason == Reason::Overgrown || !n.pinned && !index.is_in_use(id);
             index.linked(id).is_ok_and(free) && !index.in_transaction(id)
         };
         if !evictable {

@@ -21,7 +21,9 @@ pub struct Counters {
     pub misses: AtomicU64,
     /// Values published.
     pub publications: AtomicU64,
-    /// What they occupied when they were.
+    /// Values being written that were given up: their close failed, or their writer was killed.
+    pub abandoned: AtomicU64,
+    /// What they occupied when they were published.
     pub published_bytes: AtomicU64,
     /// Bytes that the daemon read for programs; the kernel's own reads are not seen.
     pub read_bytes: AtomicU64,

@@ -30,6 +30,31 @@ impl TenantEntry {
 }
 
 impl Index {
+    /// Keeps a linked value that is open where it is; `false` where it is not linked.
+    pub(super) fn hold(&mut self, id: NodeId) -> bool {
+        let linked = self.linked(id).is_ok();
+        if linked {
+            *self.held.entry(id).or_default() += 1;
+        }
+        linked
+    }
+
+    /// It is open no more.
+    pub(super) fn let_go(&mut self, id: NodeId) {
+        if let Some(holders) = self.held.get_mut(&id) {
+            *holders -= 1;
+            if *holders == 0 {
+                self.held.remove(&id);
+            }
+        }
+    }
+
+    /// Whether somebody may change it in place, or holds it: then neither eviction nor time takes it.
+    pub(super) fn is_in_use(&self, id: NodeId) -> bool {
+        self.get(id).is_ok_and(|node| node.writers > 0)
+            || (!self.held.is_empty() && self.held.contains_key(&id))
+    }
+
     /// Pins or unpins a linked node.
     pub fn set_pinned(&mut self, id: NodeId, pinned: bool) -> Result<()> {
         let node = self.linked(id)?;
@@ -86,7 +111,7 @@ impl Index {
             if node.pinned || tenant.is_some_and(|t| node.tenant != t) {
                 return Verdict::Passed;
             }
-            let goes = node.writers == 0
+            let goes = !index.is_in_use(id)
                 && asked(index, node, id)
                 && !index.is_closed(node.tenant)
                 && !index.in_transaction(id);
