@@ -26,6 +26,7 @@ mod mount_args;
 mod mount_options;
 mod mountinfo;
 mod mountpoint;
+mod notify;
 mod path;
 mod patience;
 mod pin;
@@ -35,6 +36,7 @@ mod remove_all;
 mod requests;
 mod retry;
 mod status;
+mod supervise;
 mod umount;
 
 /// A filesystem for KV-cache tiers: whole values, quota eviction, and clears that are acknowledged.

@@ -9,6 +9,8 @@ use fuser::{BackingId, Config, MountOption, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
 use super::awake::Awake;
+use super::handover::{Takeover, close_backings};
+use super::numbers::Incarnation;
 use super::parked::Parked;
 use super::replies::Streams;
 use super::requests::Requests;
@@ -32,6 +34,7 @@ pub struct Mount {
     fs: Arc<Fs>,
     end: Arc<End>,
     mountpoint: PathBuf,
+    answer: Option<Vec<u8>>,
 }
 
 /// Ends a mount from another thread.
@@ -105,8 +108,13 @@ impl Mount {
         self.fs.facts()
     }
 
-    /// Mounts a store at `mountpoint`; live when this returns.
-    pub fn new(removals: Arc<Removals>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
+    /// Mounts a store at `mountpoint`, or serves the connection that was handed over; live when this returns.
+    pub fn new(
+        removals: Arc<Removals>,
+        mountpoint: &Path,
+        settings: &MountSettings,
+        takeover: Option<Takeover>,
+    ) -> Result<Mount> {
         let store = Arc::clone(removals.store());
         let top = match &settings.tenant {
             Some(tenant) => match store.tenant_node(tenant) {
@@ -121,11 +129,13 @@ impl Mount {
             None => ROOT,
         };
         let config = options(&store, settings);
+        let incarnation = takeover.as_ref().map(Takeover::incarnation).unwrap_or_default();
         let fs = Arc::new(Fs {
             settings: settings.clone(),
+            incarnation,
             top,
             passthrough: AtomicBool::new(false),
-            opens: opens::Opens::default(),
+            opens: opens::Opens::new(incarnation),
             pool: work::Pool::start("fencefs-work", POOL_THREADS)?,
             fences: Parked::start("fence", FENCE_THREADS)?,
             notices: Mutex::new(None),
@@ -135,18 +145,31 @@ impl Mount {
             uncached: Mutex::default(),
             sent_back: Mutex::default(),
             listed: Mutex::default(),
-            streams: Streams::start()?,
+            streams: Streams::start(incarnation)?,
             awake: Awake::start(store.settings().keep_awake)?,
             store,
             removals,
         });
-        let session = Session::new(Requests(Arc::clone(&fs)), mountpoint, &config)
-            .map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?;
-        let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned() };
+        let requests = Requests(Arc::clone(&fs));
+        let (session, answer) = match takeover {
+            Some(takeover) => takeover.session(requests, config)?,
+            None => {
+                let session = Session::new(requests, mountpoint, &config);
+                (
+                    session.map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?,
+                    None,
+                )
+            }
+        };
+        let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned(), answer };
         mount.probe_passthrough()?;
         *mount.fs.notices.lock() = Some(work::start_notices("fencefs-notify", mount.session.notifier())?);
         *mount.fs.late_notices.lock() = Some(work::start_notices("fencefs-late", mount.session.notifier())?);
         *mount.fs.notifier.lock() = Some(mount.session.notifier());
+        // The root is not looked up, so its attributes and its listing are not forgotten with the entries.
+        if incarnation != Incarnation::default() {
+            mount.fs.forget_attributes(top);
+        }
         events::start(&mount.fs, mount.session.notifier())?;
         replies::start_outcomes(&mount.fs)?;
         Ok(mount)
@@ -162,12 +185,13 @@ impl Mount {
         let tried = if offered {
             let file = self.fs.store.probe_file()?;
             // The id is not given back: one file without a name, for as long as the mount lives.
-            BackingId::create_raw(&self.session, &file).map(drop).map_err(|e| e.to_string())
+            BackingId::create_raw(&self.session, &file).map_err(|e| e.to_string())
         } else {
             Err("this kernel does not offer it; Linux 6.9 does".to_owned())
         };
         match tried {
-            Ok(()) => Ok(()),
+            Ok(id) if self.fs.incarnation != Incarnation::default() => close_backings(&self.session, id),
+            Ok(_) => Ok(()),
             Err(why) if wanted == Passthrough::On => Err(Error::new(
                 Kind::Unsupported,
                 format!(
@@ -180,6 +204,11 @@ impl Mount {
                 Ok(())
             }
         }
+    }
+
+    /// What was answered to the kernel's first message, where another daemon could take the connection over.
+    pub fn answer(&self) -> Option<&[u8]> {
+        self.answer.as_deref()
     }
 
     /// What ends this mount from another thread.

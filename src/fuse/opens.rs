@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::Result;
+use super::handover::of_an_earlier_daemon;
+use super::numbers::Incarnation;
+use crate::error::{Error, Kind, Result};
 use crate::format::legacy::Span;
 use crate::os::{self, process};
 use crate::store::tenants::Home;
@@ -260,9 +262,22 @@ struct Tables {
 pub(super) struct Opens {
     tables: Mutex<Tables>,
     settled: Condvar,
+    incarnation: Incarnation,
 }
 
 impl Opens {
+    pub(super) fn new(incarnation: Incarnation) -> Self {
+        Opens { incarnation, ..Opens::default() }
+    }
+
+    /// Why there is no handle of this number.
+    pub(super) fn missing(&self, number: u64) -> Error {
+        match self.incarnation.unmark(number) {
+            Some(_) => Error::new(Kind::Io(libc::EBADF), "no such open file"),
+            None => of_an_earlier_daemon(),
+        }
+    }
+
     /// The open inode of a node.
     pub(super) fn node(&self, id: NodeId) -> Option<Arc<OpenNode>> {
         self.tables.lock().nodes.get(&id).cloned()
@@ -307,7 +322,7 @@ impl Opens {
     pub(super) fn add_handle(&self, handle: Handle) -> u64 {
         let mut tables = self.tables.lock();
         tables.next_handle += 1;
-        let number = tables.next_handle;
+        let number = self.incarnation.mark(tables.next_handle);
         tables.handles.insert(number, Arc::new(handle));
         number
     }

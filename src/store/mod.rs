@@ -57,7 +57,7 @@ pub mod writer;
 pub use content::Passing;
 pub use edit::SetAttr;
 pub use evict::Opener;
-pub use index::{NodeId, ROOT};
+pub use index::{NOWHERE, NodeId, ROOT};
 pub use names::{ListEntry, NodeAttr};
 pub use remove::Removal;
 pub use root::StoreRoot;
