@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags};
@@ -101,8 +101,16 @@ fn abort_file(connection: u32) -> Result<File> {
 
 /// Whether all of a process has ended, also its threads, before the time is over.
 fn is_gone_within(process: &OwnedFd, time: Duration) -> bool {
-    let limit = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
-    rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(ready) => return ready > 0,
+            Err(_) => return false,
+        }
+    }
 }
 
 /// Waits for the daemon's death and aborts its connection. Whatever tells both of them to stop is the daemon's affair.
@@ -117,11 +125,11 @@ pub(super) fn run(args: &GuardArgs) -> Result<ExitCode> {
     let orphaned = || getppid().is_none_or(|p| p.as_raw_nonzero().get() != args.daemon);
     if !orphaned() {
         signals.forever().find(|signal| *signal == SIGUSR1);
-        if let (Some(daemon), Some(grace)) = (daemon, args.grace)
-            && is_gone_within(&daemon, Duration::from_millis(grace))
-        {
-            return Ok(ExitCode::SUCCESS);
-        }
+    }
+    if let Some(grace) = args.grace
+        && daemon.is_none_or(|daemon| is_gone_within(&daemon, Duration::from_millis(grace)))
+    {
+        return Ok(ExitCode::SUCCESS);
     }
     let abort =
         rustix::io::dup(std::io::stdin()).map_err(|e| Error::os("cannot use what to abort with", e))?;

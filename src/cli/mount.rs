@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::daemon::{self, Ready};
@@ -135,7 +135,8 @@ fn mount_and_run(
     let service = Arc::clone(&live.service);
     let connection = takeover.as_ref().map(Takeover::connection);
     // Before the mount: a signal that comes in between must find the handler, or the mount outlives the daemon.
-    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+    let hands_on = connection.map(|_| SIGUSR1);
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP].into_iter().chain(hands_on))
         .map_err(|e| Error::os("cannot install signal handlers", e))?;
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
@@ -146,7 +147,7 @@ fn mount_and_run(
     }
     let (removals, facts) = (Arc::clone(removals), mount.facts());
     let scrapes = metrics.map(|m| m.serve(move || report::metrics(&removals, facts))).transpose();
-    let end = mount.stopper();
+    let end = mount.stopper()?;
     let ending = end.clone();
     let running = scrapes.and_then(|scrapes| {
         let stopper = std::thread::Builder::new()
@@ -177,6 +178,10 @@ fn mount_and_run(
 fn stop_on_signal(mut signals: Signals, mount: &Stopper, service: &Service, in_background: bool) {
     for signal in signals.forever() {
         if signal == SIGHUP && in_background {
+            continue;
+        }
+        if signal == SIGUSR1 {
+            mount.leave();
             continue;
         }
         log::info!("signal {signal}: unmounting");

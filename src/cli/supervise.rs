@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +60,8 @@ struct End {
 struct Supervisor<'a> {
     args: &'a MountArgs,
     place: Place,
+    /// By its path of the start: when the file is replaced, the next daemon is of the new one.
+    program: PathBuf,
     daemon_argv: Vec<OsString>,
     ready: Option<&'a mut Ready>,
     service: Arc<Service>,
@@ -87,6 +90,7 @@ pub(super) fn run(args: &MountArgs, daemon_argv: &[OsString], ready: Option<&mut
     let mut supervisor = Supervisor {
         args,
         place,
+        program: std::env::current_exe().map_err(|e| Error::os("cannot find the fencefs program", e))?,
         daemon_argv,
         ready,
         service,
@@ -186,8 +190,12 @@ impl Supervisor<'_> {
             );
             return Err(Error::new(Kind::Invalid, sentence));
         }
-        log::error!("the daemon died ({how}); another one takes its mount over");
-        self.service.status("The daemon died and is started again");
+        if end.status.success() && end.was_live {
+            log::info!("the daemon has let go of its mount; another one takes it over");
+        } else {
+            log::error!("the daemon died ({how}); another one takes its mount over");
+            self.service.status("The daemon died and is started again");
+        }
         Ok(())
     }
 
@@ -226,10 +234,10 @@ impl Supervisor<'_> {
     }
 
     fn start(&self, connection: &Connection, handed: &Handed) -> Result<OwnedFd> {
-        let program = std::env::current_exe().map_err(|e| Error::os("cannot find the fencefs program", e))?;
+        let program = &self.program;
         let failed = |e| Error::os(format!("cannot start {}", program.display()), e);
         let device = connection.device().try_clone_to_owned().map_err(failed)?;
-        let mut child = Command::new(&program)
+        let mut child = Command::new(program)
             .args(&self.daemon_argv)
             .arg(format!("--handed={handed}"))
             .env_remove(notify::SOCKET)
@@ -270,7 +278,7 @@ impl Supervisor<'_> {
     fn live(&mut self) -> Result<()> {
         self.service.ready(&self.place.mountpoint);
         if std::mem::replace(&mut self.announced, true) {
-            log::warn!("the mount is served again");
+            log::info!("the mount is served again");
             return Ok(());
         }
         match &mut self.ready {

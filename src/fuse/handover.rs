@@ -9,7 +9,7 @@
 //! recognised ([`super::numbers`]) and refused as stale.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::str::FromStr;
 
@@ -85,7 +85,8 @@ impl Handed {
     /// called before the store is opened: nothing that changes there must meet what was remembered before.
     pub fn take(self, kept: OwnedFd) -> Result<Takeover> {
         let own = device::clone_connection(kept.as_fd())?;
-        let raised = raise_epoch(&own);
+        // It looks every entry up again before it uses it.
+        let raised = notify(own.as_fd(), RAISE_EPOCH);
         match raised {
             Err(e) if self.answer.is_some() => {
                 return Err(Error::os("cannot take the mount over: the kernel forgets nothing", e));
@@ -102,11 +103,11 @@ impl Handed {
     }
 }
 
-/// Has the kernel look up every entry again before it uses it. A header without a request, as notifications are.
-fn raise_epoch(device: &OwnedFd) -> rustix::io::Result<()> {
+/// Tells the kernel something that needs no words: a header of an answer to nothing.
+pub(super) fn notify(device: BorrowedFd<'_>, code: i32) -> rustix::io::Result<()> {
     let mut message = [0; 16];
     message[..4].copy_from_slice(&16_u32.to_ne_bytes());
-    message[4..8].copy_from_slice(&RAISE_EPOCH.to_ne_bytes());
+    message[4..8].copy_from_slice(&code.to_ne_bytes());
     rustix::io::write(device, &message).map(drop)
 }
 
@@ -146,7 +147,7 @@ impl Takeover {
                 return Err(Error::new(Kind::Unsupported, why));
             }
         }
-        device::put_in_place(session.as_fd(), &self.own)?;
+        device::Number::of(session.as_fd()).becomes(self.own.as_fd())?;
         Ok((session, self.forgets.then_some(answer)))
     }
 }

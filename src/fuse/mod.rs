@@ -16,6 +16,7 @@ mod files;
 mod handover;
 mod io;
 mod ioctl;
+mod leave;
 mod mount;
 mod numbers;
 mod opens;
@@ -75,6 +76,7 @@ struct Fs {
     settings: MountSettings,
     /// Which daemon of the mount's connection this is.
     incarnation: Incarnation,
+    gate: leave::Gate,
     /// The node at the root of the mount: the root of the store, or one tenant.
     top: NodeId,
     passthrough: AtomicBool,

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::awake::Awake;
 use super::handover::{Takeover, close_backings};
+use super::leave::{Gate, Hold};
 use super::numbers::Incarnation;
 use super::parked::Parked;
 use super::replies::Streams;
@@ -35,6 +36,8 @@ pub struct Mount {
     end: Arc<End>,
     mountpoint: PathBuf,
     answer: Option<Vec<u8>>,
+    loops: usize,
+    connection: Option<u32>,
 }
 
 /// Ends a mount from another thread.
@@ -42,11 +45,14 @@ pub struct Mount {
 pub struct Stopper {
     end: Arc<End>,
     mountpoint: PathBuf,
+    hold: Option<Hold>,
 }
 
 #[derive(Default)]
 struct End {
     told: AtomicBool,
+    /// The connection is another daemon's now.
+    left: AtomicBool,
     over: Mutex<bool>,
     changed: Condvar,
 }
@@ -61,9 +67,22 @@ impl Stopper {
         }
         self.end.changed.notify_all();
     }
+
+    /// Lets go of the connection, for another daemon to take over, and ends; `run` returns soon after. A mount that
+    /// cannot be handed on goes on.
+    pub fn leave(&self) {
+        let Some(hold) = &self.hold else { return log::warn!("this mount cannot be handed on") };
+        match hold.let_go() {
+            Ok(()) => {
+                self.end.left.store(true, Ordering::SeqCst);
+                self.end.changed.notify_all();
+            }
+            Err(e) => log::error!("the mount is not handed on: {e}"),
+        }
+    }
 }
 
-fn options(store: &Store, settings: &MountSettings) -> Config {
+fn options(store: &Store, settings: &MountSettings, is_handed: bool) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(store.path().to_string_lossy().into_owned()),
@@ -97,7 +116,8 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
     if settings.passthrough == Passthrough::Off {
         // The daemon copies every byte: more than one loop pays.
         config.n_threads = Some(std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4)));
-        config.clone_fd = true;
+        // A connection that may be handed on is read through one descriptor, or it could not be let go of.
+        config.clone_fd = !is_handed;
     }
     config
 }
@@ -128,11 +148,14 @@ impl Mount {
             },
             None => ROOT,
         };
-        let config = options(&store, settings);
+        let config = options(&store, settings, takeover.is_some());
+        let loops = config.n_threads.unwrap_or(1);
+        let connection = takeover.as_ref().map(Takeover::connection);
         let incarnation = takeover.as_ref().map(Takeover::incarnation).unwrap_or_default();
         let fs = Arc::new(Fs {
             settings: settings.clone(),
             incarnation,
+            gate: Gate::default(),
             top,
             passthrough: AtomicBool::new(false),
             opens: opens::Opens::new(incarnation),
@@ -161,7 +184,15 @@ impl Mount {
                 )
             }
         };
-        let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned(), answer };
+        let mount = Mount {
+            session,
+            fs,
+            end: Arc::default(),
+            mountpoint: mountpoint.to_owned(),
+            answer,
+            loops,
+            connection,
+        };
         mount.probe_passthrough()?;
         *mount.fs.notices.lock() = Some(work::start_notices("fencefs-notify", mount.session.notifier())?);
         *mount.fs.late_notices.lock() = Some(work::start_notices("fencefs-late", mount.session.notifier())?);
@@ -212,8 +243,13 @@ impl Mount {
     }
 
     /// What ends this mount from another thread.
-    pub fn stopper(&self) -> Stopper {
-        Stopper { end: Arc::clone(&self.end), mountpoint: self.mountpoint.clone() }
+    pub fn stopper(&self) -> Result<Stopper> {
+        let hold = self
+            .connection
+            .filter(|_| self.answer.is_some())
+            .map(|connection| Hold::new(&self.fs, &self.session, connection, &self.mountpoint, self.loops));
+        let (end, mountpoint) = (Arc::clone(&self.end), self.mountpoint.clone());
+        Ok(Stopper { end, mountpoint, hold: hold.transpose()? })
     }
 
     /// Serves until the mount is gone: unmounted by anyone, aborted, or stopped.
@@ -231,6 +267,9 @@ impl Mount {
         let mut over = end.over.lock();
         let mut deadline = None;
         while !*over {
+            if end.left.load(Ordering::SeqCst) {
+                break;
+            }
             if end.told.load(Ordering::SeqCst) {
                 let until = *deadline.get_or_insert_with(|| Instant::now() + STOP_GRACE);
                 if end.changed.wait_until(&mut over, until).timed_out() {

@@ -409,6 +409,13 @@ impl Opens {
         self.wait_while(wait, |tables| tables.replacing.contains_key(&id));
     }
 
+    /// Whether anything is open but for reading by the kernel itself: it would fail if the daemon were not there any more.
+    pub(super) fn need_the_daemon(&self) -> bool {
+        let tables = self.tables.lock();
+        let needs = |h: &Arc<Handle>| h.edits.is_some() || h.writing.is_some() || h.open.backing.is_none();
+        tables.handles.values().any(needs)
+    }
+
     /// Gives up everything that is still being written: the mount is going away.
     pub(super) fn discard_all(&self) {
         let handles: Vec<_> = self.tables.lock().handles.drain().map(|(_, h)| h).collect();

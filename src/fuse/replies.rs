@@ -112,6 +112,11 @@ impl Streams {
         handle
     }
 
+    /// Whether any virtual file is open.
+    pub(super) fn are_open(&self) -> bool {
+        !self.tables.lock().streams.is_empty()
+    }
+
     pub(super) fn close(&self, handle: u64) {
         self.tables.lock().streams.remove(&handle);
     }

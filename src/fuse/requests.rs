@@ -16,6 +16,7 @@ use fuser::{
 
 use super::dirs::{answer_entry, set_time};
 use super::files::{Caller, answer_empty};
+use super::leave::REST;
 use super::parked::Change;
 use super::{Fs, Inode};
 use crate::config::{Durability, Passthrough};
@@ -127,6 +128,9 @@ impl Filesystem for Requests {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, n: u64) {
+        if ino.0 == REST {
+            return self.0.gate.rest();
+        }
         if let Inode::Node(id) = self.0.inode(ino)
             && id != self.0.top
         {
@@ -250,6 +254,10 @@ impl Filesystem for Requests {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if self.0.gate.is_closed() {
+            // Not answered, not even by an error: the next daemon is asked again.
+            return std::mem::forget(reply);
+        }
         self.0.open(self.caller(req), ino, flags.0, reply);
     }
 
@@ -263,6 +271,9 @@ impl Filesystem for Requests {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        if self.0.gate.is_closed() {
+            return std::mem::forget(reply);
+        }
         self.0.create(self.caller(req), (parent, name.as_bytes()), (mode, umask), flags, reply);
     }
 

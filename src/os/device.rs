@@ -4,7 +4,7 @@
 //! interface (`linux/fuse.h`), and reads or writes no memory of the caller but the one integer that it passes.
 
 use std::fs::OpenOptions;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use crate::error::{Error, Result};
 
@@ -36,16 +36,26 @@ pub fn close_backing(connection: BorrowedFd<'_>, id: u32) -> std::io::Result<()>
     ioctl(connection, BACKING_CLOSE, id)
 }
 
-/// Makes `number` a descriptor of `file` from now on, in place of what it was, whoever holds it.
-#[expect(unsafe_code, reason = "what owns the number is out of reach, and goes on owning it")]
-pub fn put_in_place(number: BorrowedFd<'_>, file: &OwnedFd) -> Result<()> {
-    // SAFETY: both numbers are open for the length of the call; the one that is replaced stays open, and its owner
-    // its owner.
-    let done = unsafe { libc::dup3(file.as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) };
-    if done < 0 {
-        return Err(Error::os("cannot replace a descriptor", std::io::Error::last_os_error()));
+/// The number of a descriptor that somebody else owns for as long as this process lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Number(RawFd);
+
+impl Number {
+    /// The number of a descriptor.
+    pub fn of(owned: BorrowedFd<'_>) -> Self {
+        Number(owned.as_raw_fd())
     }
-    Ok(())
+
+    /// Makes it a descriptor of `file` from now on, in place of what it was, for whoever holds it.
+    #[expect(unsafe_code, reason = "what owns the number is out of reach, and goes on owning it")]
+    pub fn becomes(self, file: BorrowedFd<'_>) -> Result<()> {
+        // SAFETY: dup3 touches no memory. The number stays open throughout, and its owner its owner.
+        let done = unsafe { libc::dup3(file.as_raw_fd(), self.0, libc::O_CLOEXEC) };
+        if done < 0 {
+            return Err(Error::os("cannot replace a descriptor", std::io::Error::last_os_error()));
+        }
+        Ok(())
+    }
 }
 
 /// An ioctl that reads one integer.
@@ -69,7 +79,7 @@ mod tests {
         std::fs::write(path("a"), "old").unwrap();
         std::fs::write(path("b"), "new").unwrap();
         let mut owner = File::open(path("a")).unwrap();
-        put_in_place(owner.as_fd(), &File::open(path("b")).unwrap().into()).unwrap();
+        Number::of(owner.as_fd()).becomes(File::open(path("b")).unwrap().as_fd()).unwrap();
         let mut text = String::new();
         owner.read_to_string(&mut text).unwrap();
         assert_eq!(text, "new");

@@ -1,0 +1,247 @@
+//! How a daemon lets go of a connection that another one is to take over: no request is lost between them.
+//!
+//! First the *gate* is closed: new opens are taken and not answered, until nobody has a file open that only this daemon can
+//! serve. Then the event loops are led away from the kernel: their descriptor becomes a socket, from which each gets one
+//! message that has it *rest*; a loop that already waits in the kernel takes a request of ours before. What they had taken
+//! is answered through the socket, which is relayed. At the end the kernel is told to ask again whatever has no answer, and
+//! keeps it for the next daemon.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+
+use super::Fs;
+use super::work::{Notice, thread};
+use crate::error::{Error, Kind, Result};
+use crate::os::device::Number;
+
+/// How long to wait altogether for programs that have a file open which the next daemon cannot serve.
+const DRAIN_WAIT: Duration = Duration::from_secs(10);
+/// How long the gate stays closed for them at a time: one of them may need to open another file first.
+const GATE_WAIT: Duration = Duration::from_millis(250);
+const GATE_OPEN: Duration = Duration::from_millis(50);
+const DRAIN_POLL: Duration = Duration::from_millis(1);
+/// How long what is under way may take.
+const SETTLE_WAIT: Duration = Duration::from_secs(5);
+/// More than any answer.
+const MOST_ANSWER_BYTES: usize = (1 << 20) + 4096;
+/// What no answer is: it ends the relay.
+const END: &[u8] = b"end";
+/// `FUSE_NOTIFY_RESEND`.
+const ASK_AGAIN: i32 = 7;
+
+/// The inode number by which a loop is told to rest: the kernel has no such inode.
+pub(super) const REST: u64 = u64::MAX;
+
+/// Whether opens are answered, and how many event loops rest.
+#[derive(Default)]
+pub(super) struct Gate {
+    closed: AtomicBool,
+    resting: Mutex<Resting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Resting {
+    loops: usize,
+    /// How often the loops were sent back to work.
+    woken: u64,
+}
+
+impl Gate {
+    /// Whether a request that opens something is to be left for the next daemon, without an answer.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// For an event loop: rests until it is sent back to work, or the process ends.
+    pub(super) fn rest(&self) {
+        let mut resting = self.resting.lock();
+        let before = resting.woken;
+        resting.loops += 1;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut resting, |resting| resting.woken == before);
+    }
+
+    fn wait_for_rest(&self, loops: usize) -> bool {
+        let mut resting = self.resting.lock();
+        !self.changed.wait_while_for(&mut resting, |r| r.loops < loops, SETTLE_WAIT).timed_out()
+    }
+
+    fn wake(&self) {
+        let mut resting = self.resting.lock();
+        resting.loops = 0;
+        resting.woken += 1;
+        self.changed.notify_all();
+    }
+}
+
+/// What is needed to let go.
+#[derive(Clone)]
+pub(super) struct Hold {
+    fs: Weak<Fs>,
+    /// What the event loops read from.
+    read: Number,
+    kernel: Arc<OwnedFd>,
+    connection: u32,
+    mountpoint: PathBuf,
+    loops: usize,
+}
+
+impl Hold {
+    pub(super) fn new(
+        fs: &Arc<Fs>,
+        session: &impl AsFd,
+        connection: u32,
+        mountpoint: &Path,
+        loops: usize,
+    ) -> Result<Self> {
+        let kernel = session.as_fd().try_clone_to_owned();
+        let kernel = kernel.map_err(|e| Error::os("cannot keep the connection open", e))?;
+        Ok(Hold {
+            fs: Arc::downgrade(fs),
+            read: Number::of(session.as_fd()),
+            kernel: Arc::new(kernel),
+            connection,
+            mountpoint: mountpoint.to_owned(),
+            loops,
+        })
+    }
+
+    /// When this returns no event loop reads from the kernel any more, all that was done is answered, and all that was not
+    /// is asked again. An error: the mount goes on as before.
+    pub(super) fn let_go(&self) -> Result<()> {
+        let Some(fs) = self.fs.upgrade() else { return Ok(()) };
+        // Through this the loops are led away. It is opened while they still answer.
+        let root = rustix::fs::openat(CWD, &self.mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::os(format!("cannot open {}", self.mountpoint.display()), e))?;
+        let at = rustix::fs::statx(&root, "", ASKING_NOBODY, StatxFlags::TYPE);
+        if at.map_err(|e| Error::os("cannot look at the mount", e))?.stx_dev_minor != self.connection {
+            let sentence = format!("another mount covers {}", self.mountpoint.display());
+            return Err(Error::new(Kind::Busy, sentence));
+        }
+        let root = Arc::new(root);
+        let deadline = Instant::now() + DRAIN_WAIT;
+        loop {
+            fs.gate.closed.store(true, Ordering::SeqCst);
+            let is_last = Instant::now() >= deadline;
+            let done =
+                if self.drained(&fs) || is_last { self.lead_away(&fs, &root, is_last) } else { Ok(false) };
+            if !matches!(done, Ok(true)) {
+                fs.gate.closed.store(false, Ordering::SeqCst);
+            }
+            self.ask_again()?;
+            match done {
+                Ok(true) => return Ok(()),
+                Ok(false) => std::thread::sleep(GATE_OPEN),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Waits a little until nothing is open that only this daemon can serve.
+    fn drained(&self, fs: &Fs) -> bool {
+        let until = Instant::now() + GATE_WAIT;
+        while fs.needs_this_daemon() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(DRAIN_POLL);
+        }
+        fs.pool.settle(SETTLE_WAIT);
+        true
+    }
+
+    /// Has all loops rest and all answers given; whether it stays so. What was opened at the last moment is a reason to
+    /// go back, unless there is no more time.
+    fn lead_away(&self, fs: &Arc<Fs>, root: &Arc<OwnedFd>, is_last: bool) -> Result<bool> {
+        let failed = |e| Error::os("cannot make a socket", e);
+        let (loops, answers) = UnixDatagram::pair().map_err(failed)?;
+        // More than anybody is allowed by default, for reads that are answered through it.
+        set_socket_send_buffer_size_force(&loops, MOST_ANSWER_BYTES).map_err(|e| failed(e.into()))?;
+        let kernel = Arc::clone(&self.kernel);
+        let told_to_rest = answers.try_clone().map_err(failed)?;
+        let relay = std::thread::Builder::new().name("fencefs-relay".into());
+        let relay = relay.spawn(move || relay_answers(&answers, &kernel)).map_err(failed)?;
+        self.read.becomes(loops.as_fd())?;
+        let rest = (0..self.loops).try_for_each(|_| {
+            told_to_rest.send(&message_to_rest()).map(drop).map_err(failed)?;
+            let root = Arc::clone(root);
+            // One that nobody takes any more is the next daemon's, and ends with this process.
+            thread("fencefs-leave", move || {
+                if let Err(e) = rustix::fs::statx(&*root, "", ASKING, StatxFlags::TYPE) {
+                    log::debug!("a request to lead a loop away: {e}");
+                }
+            })
+        });
+        let rests = rest.is_ok() && fs.gate.wait_for_rest(self.loops);
+        fs.settle(SETTLE_WAIT);
+        let stays = rests && (is_last || !fs.needs_this_daemon());
+        if !stays {
+            self.read.becomes(self.kernel.as_fd())?;
+            fs.gate.wake();
+        }
+        loops.send(END).map_err(failed)?;
+        if relay.join().is_err() {
+            log::error!("the relay of answers panicked");
+        }
+        rest.map(|()| stays)
+    }
+
+    /// Has the kernel ask again for whatever was taken and not answered.
+    fn ask_again(&self) -> Result<()> {
+        super::handover::notify(self.kernel.as_fd(), ASK_AGAIN)
+            .map_err(|e| Error::os("cannot have the kernel ask again", e))
+    }
+}
+
+const ASKING_NOBODY: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
+const ASKING: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_FORCE_SYNC);
+
+/// A FORGET, which has no answer: length, operation, number, inode, user, group, process, padding; references.
+fn message_to_rest() -> [u8; 48] {
+    let mut message = [0; 48];
+    message[..4].copy_from_slice(&48_u32.to_ne_bytes());
+    message[4..8].copy_from_slice(&2_u32.to_ne_bytes());
+    message[16..24].copy_from_slice(&REST.to_ne_bytes());
+    message
+}
+
+/// Hands answers on to the kernel, each as one message, until it is told to end.
+fn relay_answers(answers: &UnixDatagram, kernel: &OwnedFd) {
+    let mut buffer = vec![0; MOST_ANSWER_BYTES];
+    while let Ok(length) = answers.recv(&mut buffer) {
+        match &buffer[..length] {
+            END => return,
+            answer => {
+                if let Err(e) = rustix::io::write(kernel, answer) {
+                    log::debug!("what was answered is not asked any more: {e}");
+                }
+            }
+        }
+    }
+}
+
+impl Fs {
+    /// Whether anything is open that no other daemon can serve: what is written, what the daemon copies, control files.
+    fn needs_this_daemon(&self) -> bool {
+        self.opens.need_the_daemon() || self.streams.are_open()
+    }
+
+    /// Waits until what was begun is done and answered.
+    fn settle(&self, wait: Duration) {
+        self.pool.settle(wait);
+        let (tell, told) = mpsc::channel();
+        self.notice(Notice::Settled { _tell: tell });
+        if told.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
+            log::warn!("a close waits longer than {wait:?} for a directory: it is cut off");
+        }
+    }
+}
