@@ -46,6 +46,7 @@ mod runaway;
 mod store_dir;
 mod storm;
 mod storm_check;
+mod supervise;
 mod ttl;
 mod unanswered;
 mod unpublished;

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 /// Where the kernel's list of FUSE connections usually is.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// How long a daemon whose mount can be taken over may take to be gone, with all of its threads.
-const GRACE: Duration = Duration::from_millis(300);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Abort a mount when its daemon dies (started by `mount`)
 #[derive(Debug, Args)]

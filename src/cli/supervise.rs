@@ -149,7 +149,7 @@ impl Supervisor<'_> {
                 continue;
             };
             let end = self.serve(&mut connection, &handed)?;
-            if self.is_over(&connection, &end) {
+            if self.is_over(&connection, &end)? {
                 return Ok(());
             }
             self.judge(&end)?;
@@ -162,12 +162,14 @@ impl Supervisor<'_> {
     }
 
     /// Whether the mount ended in order: somebody unmounted it, or told us to.
-    fn is_over(&self, connection: &Connection, end: &End) -> bool {
-        if self.stopping {
-            return true;
+    fn is_over(&self, connection: &Connection, end: &End) -> Result<bool> {
+        let mounts = mountinfo::read()?;
+        let mount = mounts.iter().find(|m| is_of(m, connection));
+        if let (true, Some(mount)) = (self.stopping, mount) {
+            // It was told to end before it could answer.
+            mountpoint::unmount(&mount.mountpoint, true)?;
         }
-        let mounted = mountinfo::read().is_ok_and(|mounts| mounts.iter().any(|m| is_of(m, connection)));
-        end.status.success() && end.was_live && !mounted
+        Ok(self.stopping || (end.status.success() && end.was_live && mount.is_none()))
     }
 
     /// Counts a death; an error where there were too many, or the mount was never live.
@@ -202,7 +204,7 @@ impl Supervisor<'_> {
     /// Starts a daemon and stays with it until it is gone.
     fn serve(&mut self, connection: &mut Connection, handed: &Handed) -> Result<End> {
         let process = self.start(connection, handed)?;
-        let (mut was_live, mut refusal) = (false, None);
+        let (mut was_live, mut refusal, mut replace) = (false, None, false);
         if self.stopping {
             send(&process, Signal::TERM);
         }
@@ -218,13 +220,18 @@ impl Supervisor<'_> {
                     }
                     self.serving.store(true, Ordering::SeqCst);
                     self.live()?;
+                    if std::mem::take(&mut replace) {
+                        send(&process, Signal::USR1);
+                    }
                 }
                 Event::Stop => {
                     self.stopping = true;
                     self.service.stopping();
                     send(&process, Signal::TERM);
                 }
-                Event::Replace => send(&process, Signal::USR1),
+                Event::Replace if was_live => send(&process, Signal::USR1),
+                // One that is starting does not listen yet, and may be of a program that was replaced since.
+                Event::Replace => replace = true,
                 Event::Ended(status) => {
                     self.serving.store(false, Ordering::SeqCst);
                     return Ok(End { status, was_live, refusal });

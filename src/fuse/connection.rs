@@ -112,7 +112,11 @@ impl Connection {
         };
         let detach = || unmount(mountpoint, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         let done = match replaces.then(|| place(BENEATH)) {
-            Some(Ok(())) => detach(),
+            Some(Ok(())) => {
+                // From here it is seen, and must not be busy by us.
+                drop(mount);
+                detach()
+            }
             Some(Err(_)) => detach().and_then(|()| place(MoveMountFlags::empty())),
             None => place(MoveMountFlags::empty()),
         };

@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::device;
 
 /// `FUSE_NOTIFY_INC_EPOCH`.
-const RAISE_EPOCH: i32 = 8;
+pub(super) const RAISE_EPOCH: i32 = 8;
 const MOST_ANSWER_BYTES: usize = 4096;
 
 /// What a daemon is told of the connection that it gets. Its text form stands on the daemon's command line.

@@ -18,7 +18,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
 use super::Fs;
-use super::work::{Notice, thread};
+use super::handover::{RAISE_EPOCH, notify};
+use super::work::{Job, Notice, thread};
 use crate::error::{Error, Kind, Result};
 use crate::os::device::Number;
 
@@ -44,6 +45,8 @@ pub(super) const REST: u64 = u64::MAX;
 #[derive(Default)]
 pub(super) struct Gate {
     closed: AtomicBool,
+    /// Opens that wait, while it is closed.
+    held: Mutex<Option<Vec<Job>>>,
     resting: Mutex<Resting>,
     changed: Condvar,
 }
@@ -56,9 +59,36 @@ struct Resting {
 }
 
 impl Gate {
-    /// Whether a request that opens something is to be left for the next daemon, without an answer.
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Lets a request that opens something through, or holds it.
+    pub(super) fn pass(&self, open: impl FnOnce() + Send + 'static) {
+        if self.is_closed()
+            && let Some(held) = &mut *self.held.lock()
+        {
+            return held.push(Box::new(open));
+        }
+        open();
+    }
+
+    fn close(&self) {
+        self.held.lock().get_or_insert_default();
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// What was held is done after all.
+    fn open(&self) {
+        self.closed.store(false, Ordering::Release);
+        for open in self.held.lock().take().into_iter().flatten() {
+            open();
+        }
+    }
+
+    /// What was held is the next daemon's: it has no answer, not even an error, as dropping it would give.
+    fn abandon(&self) {
+        std::mem::forget(self.held.lock().replace(Vec::new()));
     }
 
     /// For an event loop: rests until it is sent back to work, or the process ends.
@@ -130,19 +160,17 @@ impl Hold {
         let root = Arc::new(root);
         let deadline = Instant::now() + DRAIN_WAIT;
         loop {
-            fs.gate.closed.store(true, Ordering::SeqCst);
+            fs.gate.close();
             let is_last = Instant::now() >= deadline;
             let done =
                 if self.drained(&fs) || is_last { self.lead_away(&fs, &root, is_last) } else { Ok(false) };
-            if !matches!(done, Ok(true)) {
-                fs.gate.closed.store(false, Ordering::SeqCst);
+            if matches!(done, Ok(true)) {
+                fs.gate.abandon();
+                return self.ask_again();
             }
-            self.ask_again()?;
-            match done {
-                Ok(true) => return Ok(()),
-                Ok(false) => std::thread::sleep(GATE_OPEN),
-                Err(e) => return Err(e),
-            }
+            fs.gate.open();
+            done?;
+            std::thread::sleep(GATE_OPEN);
         }
     }
 
@@ -184,7 +212,12 @@ impl Hold {
         let rests = rest.is_ok() && fs.gate.wait_for_rest(self.loops);
         fs.settle(SETTLE_WAIT);
         let stays = rests && (is_last || !fs.needs_this_daemon());
-        if !stays {
+        if stays {
+            // They wait for something, and have done nothing yet.
+            fs.fences.abandon(SETTLE_WAIT);
+            fs.streams.abandon(SETTLE_WAIT);
+            fs.settle(SETTLE_WAIT);
+        } else {
             self.read.becomes(self.kernel.as_fd())?;
             fs.gate.wake();
         }
@@ -195,10 +228,11 @@ impl Hold {
         rest.map(|()| stays)
     }
 
-    /// Has the kernel ask again for whatever was taken and not answered.
+    /// Has the kernel look up again what it remembers, and ask again for whatever was taken and not answered.
     fn ask_again(&self) -> Result<()> {
-        super::handover::notify(self.kernel.as_fd(), ASK_AGAIN)
-            .map_err(|e| Error::os("cannot have the kernel ask again", e))
+        let told =
+            [RAISE_EPOCH, ASK_AGAIN].into_iter().try_for_each(|code| notify(self.kernel.as_fd(), code));
+        told.map_err(|e| Error::os("cannot have the kernel ask again", e))
     }
 }
 

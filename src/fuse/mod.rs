@@ -114,6 +114,11 @@ impl Fs {
         }
     }
 
+    /// Whether a number is one that an earlier daemon of the connection gave.
+    fn is_an_earlier_daemons(&self, ino: INodeNo) -> bool {
+        matches!(self.inode(ino), Inode::Node(NOWHERE))
+    }
+
     /// The node of a number; a virtual file is EPERM.
     fn node(&self, ino: INodeNo) -> Result<NodeId> {
         match self.inode(ino) {

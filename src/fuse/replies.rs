@@ -96,6 +96,11 @@ impl Streams {
         Ok(Streams { tables: Arc::default(), reads: Parked::start("line", 1)?, incarnation })
     }
 
+    /// Another daemon is asked: nobody who waits is answered.
+    pub(super) fn abandon(&self, wait: Duration) {
+        self.reads.abandon(wait);
+    }
+
     /// The mount is gone: so are those who wait.
     pub(super) fn end(&self) {
         self.reads.end();
