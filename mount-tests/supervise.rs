@@ -165,12 +165,14 @@ fn a_mount_is_handed_on_while_programs_go_on() {
         m.shell("head -c 300000 /dev/urandom > $W/v; cp $W/v $M/v").ok();
         let [mut a, mut b, mut reader] = [m.peer(), m.peer(), m.peer()];
         reader.run("v = read(W + '/v'); f = os.open(M + '/v', os.O_RDONLY)");
+        reader.run("os.mkdir(M + '/work'); os.chdir(M + '/work'); l = os.open('.', os.O_RDONLY)");
         for (name, peer) in [("a", &mut a), ("b", &mut b)] {
             peer.run(&format!("os.mkdir(M + '/{name}')"));
             // Until it is told to end, each step whole and checked.
             peer.begin(&format!(
                 "n = 0\nwhile not os.path.exists(W + '/enough') or n < 50:\n p = M + '/{name}/%d' % (n % 40)\n write(p, b'%d' \
-                 % n * 50000)\n assert read(p) == b'%d' % n * 50000\n os.stat(p)\n n += 1"
+                 % n * 50000)\n assert read(p) == b'%d' % n * 50000\n assert '%d' % (n % 40) in os.listdir(M + '/{name}')\n \
+                 if n % 7 == 0: os.unlink(p)\n os.makedirs(M + '/{name}/d%d/e' % n); os.rmdir(M + '/{name}/d%d/e' % n); os.rmdir(M + '/{name}/d%d' % n)\n n += 1"
             ));
         }
         for _ in 0..4 {
@@ -182,8 +184,13 @@ fn a_mount_is_handed_on_while_programs_go_on() {
             assert!(answer.get("ok").is_some(), "{answer}");
         }
         if m.status()["passthrough"] == true {
-            assert_eq!(reader.run("os.pread(f, 300000, 0) == v"), true);
+            assert_eq!(reader.run("os.pread(f, 300000, 0) == v and os.fstat(f).st_size == 300000"), true);
         }
+        // Who works in a directory goes on in it.
+        reader.run("write('x', b'x'); assert read(M + '/work/x') == b'x' and os.listdir(l) == ['x']");
+        reader.run("os.rename('x', 'y'); assert os.getcwd() == M + '/work' and os.listdir('.') == ['y']");
+        m.shell("rm $M/work/y; [ -z \"$(ls $M/work)\" ]").ok();
+        assert_eq!(reader.run("os.listdir('.')"), serde_json::json!([]));
         m.settle_blocks();
         let records: u64 = m.records().iter().map(|(_, bytes)| bytes).sum();
         assert_eq!(m.status_number("used_bytes"), records);

@@ -4,6 +4,7 @@
 //! descriptor of its own ([`super::handover`]); when that daemon dies, what it had taken fails, and what comes afterwards
 //! waits in the kernel for the next one.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -19,7 +20,7 @@ use super::handover::Handed;
 use super::numbers::Incarnation;
 use crate::config::MountSettings;
 use crate::error::{Error, Kind, Result};
-use crate::os::device;
+use crate::os::{device, memory_file};
 
 /// The least that the kernel takes for a buffer is 8 KiB.
 const FIRST_MESSAGE_BYTES: usize = 16 << 10;
@@ -38,6 +39,7 @@ pub struct Connection {
     first_message: Vec<u8>,
     answer: Option<Vec<u8>>,
     next: Option<Incarnation>,
+    known: File,
 }
 
 impl Connection {
@@ -60,7 +62,8 @@ impl Connection {
             .map_err(|e| Error::os("cannot read the kernel's first message", e))?;
         first_message.truncate(length);
         let next = Some(Incarnation::default());
-        Ok(Connection { device, mount: Some(mount), number, first_message, answer: None, next })
+        let known = memory_file("fencefs-known")?;
+        Ok(Connection { device, mount: Some(mount), number, first_message, answer: None, next, known })
     }
 
     /// The number of its device: the minor one in mountinfo, and its directory in fusectl.
@@ -77,7 +80,8 @@ impl Connection {
         }
         self.next = incarnation.next();
         let (first_message, answer) = (self.first_message.clone(), self.answer.clone());
-        Some(Handed { incarnation, connection: self.number, first_message, answer })
+        let known = format!("/proc/{}/fd/{}", std::process::id(), self.known.as_raw_fd());
+        Some(Handed { incarnation, connection: self.number, first_message, answer, known })
     }
 
     /// Notes what its first daemon answered the kernel, which every later one must stand by.

@@ -9,6 +9,8 @@
 //! recognised ([`super::numbers`]) and refused as stale.
 
 use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::str::FromStr;
@@ -36,13 +38,15 @@ pub struct Handed {
     pub connection: u32,
     pub(super) first_message: Vec<u8>,
     pub(super) answer: Option<Vec<u8>>,
+    /// The file by which one daemon tells the next what the kernel knows.
+    pub(super) known: String,
 }
 
 impl fmt::Display for Handed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let answer = self.answer.as_deref().unwrap_or_default();
         let [first, answer] = [&self.first_message[..], answer].map(|bytes| STANDARD_NO_PAD.encode(bytes));
-        write!(f, "{}:{}:{first}:{answer}", self.incarnation.number(), self.connection)
+        write!(f, "{}:{}:{first}:{answer}:{}", self.incarnation.number(), self.connection, self.known)
     }
 }
 
@@ -51,8 +55,8 @@ impl FromStr for Handed {
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || Error::new(Kind::Invalid, "no description of a connection");
-        let [incarnation, connection, first, answer] =
-            <[&str; 4]>::try_from(text.split(':').collect::<Vec<_>>()).map_err(|_| wrong())?;
+        let [incarnation, connection, first, answer, known] =
+            <[&str; 5]>::try_from(text.split(':').collect::<Vec<_>>()).map_err(|_| wrong())?;
         let bytes = |text: &str| STANDARD_NO_PAD.decode(text).map_err(|_| wrong());
         let answer = bytes(answer)?;
         Ok(Handed {
@@ -60,6 +64,7 @@ impl FromStr for Handed {
             connection: connection.parse().map_err(|_| wrong())?,
             first_message: bytes(first)?,
             answer: (!answer.is_empty()).then_some(answer),
+            known: known.to_owned(),
         })
     }
 }
@@ -71,6 +76,7 @@ pub struct Takeover {
     /// The keeper's descriptor: only what was read through it can be answered through it.
     kept: OwnedFd,
     own: OwnedFd,
+    known: File,
     /// Whether the kernel can be made to forget what it was told.
     forgets: bool,
 }
@@ -94,7 +100,9 @@ impl Handed {
             Err(ref e) => log::info!("this kernel cannot hand a mount over ({e}); Linux 6.16 can"),
             Ok(()) => {}
         }
-        Ok(Takeover { handed: self, kept, own, forgets: raised.is_ok() })
+        let known = OpenOptions::new().read(true).write(true).open(&self.known);
+        let known = known.map_err(|e| Error::os("cannot open what the last daemon knew", e))?;
+        Ok(Takeover { handed: self, kept, own, known, forgets: raised.is_ok() })
     }
 
     /// The number of its connection.
@@ -120,6 +128,19 @@ impl Takeover {
     /// The number of the connection.
     pub fn connection(&self) -> u32 {
         self.handed.connection
+    }
+
+    /// What the last daemon has written down, if it let go in order. It is said once: a daemon that dies says nothing.
+    pub(super) fn take_known(&mut self) -> Result<String> {
+        let mut text = String::new();
+        let read = self.known.read_to_string(&mut text).and_then(|_| self.known.set_len(0));
+        read.map_err(|e| Error::os("cannot read what the last daemon knew", e))?;
+        Ok(text)
+    }
+
+    /// Where to write down what the next daemon is to know.
+    pub(super) fn known_file(&self) -> Result<File> {
+        self.known.try_clone().map_err(|e| Error::os("cannot keep a file open", e))
     }
 
     /// A session that serves it, and the answer that the next daemon must give as well: none where there cannot be one.
@@ -171,12 +192,18 @@ mod tests {
     fn a_connection_is_described_in_one_word() {
         for answer in [None, Some(vec![0, 1, 255])] {
             let incarnation = Incarnation::new(3).unwrap();
-            let handed = Handed { incarnation, connection: 7, first_message: vec![9; 104], answer };
+            let handed = Handed {
+                incarnation,
+                connection: 7,
+                first_message: vec![9; 104],
+                answer,
+                known: "/proc/1/fd/3".into(),
+            };
             let text = handed.to_string();
             assert!(!text.contains(char::is_whitespace), "{text}");
             assert_eq!(text.parse::<Handed>().unwrap(), handed);
         }
-        for wrong in ["", "0:1:AA", "128:1:AA:", "0:x:AA:", "0:1:!:", "0:1:AA::"] {
+        for wrong in ["", "0:1:AA:", "128:1:AA::", "0:x:AA::", "0:1:!::", "0:1:AA:::"] {
             assert!(wrong.parse::<Handed>().is_err(), "{wrong}");
         }
     }

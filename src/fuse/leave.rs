@@ -6,7 +6,9 @@
 //! is answered through the socket, which is relayed. At the end the kernel is told to ask again whatever has no answer, and
 //! keeps it for the next daemon.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +25,8 @@ use super::work::{Job, Notice, thread};
 use crate::error::{Error, Kind, Result};
 use crate::os::device::Number;
 
+/// How long a daemon serves at least before it lets go.
+const LEAST_SERVICE: Duration = Duration::from_millis(500);
 /// How long to wait altogether for programs that have a file open which the next daemon cannot serve.
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
 /// How long the gate stays closed for them at a time: one of them may need to open another file first.
@@ -120,16 +124,17 @@ pub(super) struct Hold {
     /// What the event loops read from.
     read: Number,
     kernel: Arc<OwnedFd>,
+    known: Arc<File>,
     connection: u32,
     mountpoint: PathBuf,
     loops: usize,
+    begun: Instant,
 }
 
 impl Hold {
     pub(super) fn new(
         fs: &Arc<Fs>,
-        session: &impl AsFd,
-        connection: u32,
+        (session, connection, known): (&impl AsFd, u32, &File),
         mountpoint: &Path,
         loops: usize,
     ) -> Result<Self> {
@@ -139,9 +144,11 @@ impl Hold {
             fs: Arc::downgrade(fs),
             read: Number::of(session.as_fd()),
             kernel: Arc::new(kernel),
+            known: Arc::new(known.try_clone().map_err(|e| Error::os("cannot keep a file open", e))?),
             connection,
             mountpoint: mountpoint.to_owned(),
             loops,
+            begun: Instant::now(),
         })
     }
 
@@ -149,6 +156,8 @@ impl Hold {
     /// is asked again. An error: the mount goes on as before.
     pub(super) fn let_go(&self) -> Result<()> {
         let Some(fs) = self.fs.upgrade() else { return Ok(()) };
+        // Who was sent back to look its path up again comes back, and is sent back once only.
+        std::thread::sleep(LEAST_SERVICE.saturating_sub(self.begun.elapsed()));
         // Through this the loops are led away. It is opened while they still answer.
         let root = rustix::fs::openat(CWD, &self.mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::os(format!("cannot open {}", self.mountpoint.display()), e))?;
@@ -166,6 +175,7 @@ impl Hold {
                 if self.drained(&fs) || is_last { self.lead_away(&fs, &root, is_last) } else { Ok(false) };
             if matches!(done, Ok(true)) {
                 fs.gate.abandon();
+                self.write_down(&fs);
                 return self.ask_again();
             }
             fs.gate.open();
@@ -226,6 +236,15 @@ impl Hold {
             log::error!("the relay of answers panicked");
         }
         rest.map(|()| stays)
+    }
+
+    /// What the kernel knows is for the next daemon to know. Without it, it would refuse more than it need.
+    fn write_down(&self, fs: &Fs) {
+        let text = fs.known.describe(&fs.store, |id| fs.ino(id).0, fs.opens.nodes());
+        let written = self.known.set_len(0).and_then(|()| self.known.write_all_at(text.as_bytes(), 0));
+        if let Err(e) = written {
+            log::warn!("the next daemon is not told what is open ({e}): programs may have to open it again");
+        }
     }
 
     /// Has the kernel look up again what it remembers, and ask again for whatever was taken and not answered.

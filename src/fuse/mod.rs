@@ -16,6 +16,7 @@ mod files;
 mod handover;
 mod io;
 mod ioctl;
+mod known;
 mod leave;
 mod mount;
 mod numbers;
@@ -77,6 +78,8 @@ struct Fs {
     /// Which daemon of the mount's connection this is.
     incarnation: Incarnation,
     gate: leave::Gate,
+    /// Numbers that an earlier daemon gave and that still count.
+    known: known::Known,
     /// The node at the root of the mount: the root of the store, or one tenant.
     top: NodeId,
     passthrough: AtomicBool,
@@ -110,7 +113,7 @@ impl Fs {
                 Inode::Virtual(virt::VirtualIno::from_number(number))
             }
             Some(number) => Inode::Node(NodeId(number)),
-            None => Inode::Node(NOWHERE),
+            None => Inode::Node(self.known.directory(ino.0).unwrap_or(NOWHERE)),
         }
     }
 
@@ -129,7 +132,10 @@ impl Fs {
     }
 
     fn ino(&self, id: NodeId) -> INodeNo {
-        if id == self.top { INodeNo(ROOT.0) } else { INodeNo(self.incarnation.mark(id.0)) }
+        if id == self.top {
+            return INodeNo(ROOT.0);
+        }
+        INodeNo(self.known.number(id).unwrap_or_else(|| self.incarnation.mark(id.0)))
     }
 
     fn virtual_ino(&self, v: virt::VirtualIno) -> INodeNo {

@@ -1,5 +1,6 @@
 //! A mount's life: options, session, and an end that never hangs.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::awake::Awake;
 use super::handover::{Takeover, close_backings};
+use super::known::Known;
 use super::leave::{Gate, Hold};
 use super::numbers::Incarnation;
 use super::parked::Parked;
@@ -38,6 +40,7 @@ pub struct Mount {
     answer: Option<Vec<u8>>,
     loops: usize,
     connection: Option<u32>,
+    known_file: Option<File>,
 }
 
 /// Ends a mount from another thread.
@@ -133,7 +136,7 @@ impl Mount {
         removals: Arc<Removals>,
         mountpoint: &Path,
         settings: &MountSettings,
-        takeover: Option<Takeover>,
+        mut takeover: Option<Takeover>,
     ) -> Result<Mount> {
         let store = Arc::clone(removals.store());
         let top = match &settings.tenant {
@@ -151,11 +154,17 @@ impl Mount {
         let config = options(&store, settings, takeover.is_some());
         let loops = config.n_threads.unwrap_or(1);
         let connection = takeover.as_ref().map(Takeover::connection);
+        let known = match &mut takeover {
+            Some(takeover) => Known::adopt(&store, &takeover.take_known()?),
+            None => Known::default(),
+        };
+        let known_file = takeover.as_ref().map(Takeover::known_file).transpose()?;
         let incarnation = takeover.as_ref().map(Takeover::incarnation).unwrap_or_default();
         let fs = Arc::new(Fs {
             settings: settings.clone(),
             incarnation,
             gate: Gate::default(),
+            known,
             top,
             passthrough: AtomicBool::new(false),
             opens: opens::Opens::new(incarnation),
@@ -192,6 +201,7 @@ impl Mount {
             answer,
             loops,
             connection,
+            known_file,
         };
         mount.probe_passthrough()?;
         *mount.fs.notices.lock() = Some(work::start_notices("fencefs-notify", mount.session.notifier())?);
@@ -244,10 +254,11 @@ impl Mount {
 
     /// What ends this mount from another thread.
     pub fn stopper(&self) -> Result<Stopper> {
-        let hold = self
-            .connection
-            .filter(|_| self.answer.is_some())
-            .map(|connection| Hold::new(&self.fs, &self.session, connection, &self.mountpoint, self.loops));
+        let handed = self.connection.zip(self.known_file.as_ref()).filter(|_| self.answer.is_some());
+        let hold = handed.map(|(connection, known)| {
+            let parts = (&self.session, connection, known);
+            Hold::new(&self.fs, parts, &self.mountpoint, self.loops)
+        });
         let (end, mountpoint) = (Arc::clone(&self.end), self.mountpoint.clone());
         Ok(Stopper { end, mountpoint, hold: hold.transpose()? })
     }

@@ -409,6 +409,11 @@ impl Opens {
         self.wait_while(wait, |tables| tables.replacing.contains_key(&id));
     }
 
+    /// The nodes that are open.
+    pub(super) fn nodes(&self) -> Vec<NodeId> {
+        self.tables.lock().nodes.keys().copied().collect()
+    }
+
     /// Whether anything is open but for reading by the kernel itself: it would fail if the daemon were not there any more.
     pub(super) fn need_the_daemon(&self) -> bool {
         let tables = self.tables.lock();

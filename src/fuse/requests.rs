@@ -155,8 +155,11 @@ impl Filesystem for Requests {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        known!(self, ino, reply);
-        self.0.getattr(self.caller(req), ino, reply);
+        let who = self.caller(req);
+        if self.0.is_an_earlier_daemons(ino) {
+            return self.0.getattr_of_open(who, ino, reply);
+        }
+        self.0.getattr(who, ino, reply);
     }
 
     fn setattr(
