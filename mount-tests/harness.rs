@@ -383,9 +383,24 @@ impl Mount {
         let mut found = Vec::new();
         wait_until(Duration::from_secs(10), || {
             found = processes_of(&self.store);
+            // Who supervises it is started first, and ends last.
+            found.retain(|pid| !is_handed(*pid));
             found.len() == 1
         });
         assert_eq!(found.len(), 1, "daemons of {}: {found:?}", self.store.display());
+        found[0]
+    }
+
+    /// The daemon of a supervised mount; [`Mount::pid`] is who supervises it.
+    #[track_caller]
+    pub(crate) fn supervised(&self) -> Pid {
+        let mut found = Vec::new();
+        wait_until(Duration::from_secs(30), || {
+            found = processes_of(&self.store);
+            found.retain(|pid| is_handed(*pid));
+            found.len() == 1
+        });
+        assert_eq!(found.len(), 1, "supervised daemons of {}: {found:?}", self.store.display());
         found[0]
     }
 
@@ -567,6 +582,12 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
         .next()
         .and_then(|rest| rest.trim_start().chars().next())
         .is_some_and(|state| state != 'Z')
+}
+
+/// Whether a daemon was handed its connection by who supervises it.
+fn is_handed(pid: Pid) -> bool {
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    line.split(|b| *b == 0).any(|arg| arg.starts_with(b"--handed="))
 }
 
 /// Live `fencefs` processes that have the path as an argument.

@@ -53,6 +53,7 @@ mod runaway;
 mod store_dir;
 mod storm;
 mod storm_check;
+mod supervise;
 mod ttl;
 mod unanswered;
 mod unpublished;

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// Most lines of a source file.
 const MAX_LINES: usize = 650;
 /// Files that may hold the keyword, relative to src/.
-const UNSAFE_ALLOWED: [&str; 0] = [];
+/// `os/device.rs`: two ioctls of the FUSE device, and a descriptor that a library owns.
+const UNSAFE_ALLOWED: [&str; 1] = ["os/device.rs"];
 /// Names that say nothing of what is inside.
 const EMPTY_NAMES: [&str; 6] = ["util", "utils", "common", "helpers", "manager", "handler"];
 /// What modules of the lowest layer may take from each other: there is nothing below them.

@@ -1,7 +1,7 @@
 //! The background: our own program started again as a daemon, and the lines by which it says when the mount is live.
 //!
-//! The daemon writes to its stdout, a pipe: `progress PHASE COUNT` any number of times, then `ready` or
-//! `error: SENTENCE`. Before `ready` it has left the terminal, the session and every standard stream of its parent.
+//! The daemon writes to its stdout, a pipe: `progress PHASE COUNT` any number of times, `answer BYTES` where it is supervised,
+//! then `ready` or `error: SENTENCE`. Before `ready` it has left the terminal, the session and every standard stream of its parent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,6 +11,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 
 use super::mountpoint::{self, Place};
 use super::{one_line, progress};
@@ -50,12 +53,24 @@ impl Ready {
         }
     }
 
+    /// Says what the next daemon of the connection must answer the kernel as well; nothing where there cannot be one.
+    pub(super) fn answered(&mut self, answer: Option<&[u8]>) {
+        if let (Some(pipe), Some(answer)) = (&mut self.pipe, answer) {
+            drop(writeln!(pipe, "answer {}", STANDARD_NO_PAD.encode(answer)));
+        }
+    }
+
     /// Leaves the terminal and says that the mount is live; an error if nobody is there to hear it.
     pub(super) fn live(&mut self, log_file: Option<File>) -> Result<()> {
         let failed = |e: rustix::io::Errno| Error::os("cannot leave the terminal", e);
         let stderr = log_file.map_or_else(dev_null, |file| Ok(file.into()))?;
         rustix::stdio::dup2_stderr(stderr).map_err(failed)?;
         rustix::process::setsid().map_err(failed)?;
+        self.live_here()
+    }
+
+    /// Says that the mount is live, and stays where it is.
+    pub(super) fn live_here(&mut self) -> Result<()> {
         if let Some(mut pipe) = self.pipe.take() {
             pipe.write_all(b"ready\n").map_err(|e| {
                 let sentence =
@@ -76,7 +91,33 @@ impl Ready {
     }
 }
 
-fn dev_null() -> Result<OwnedFd> {
+/// One line of a daemon.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Progress { phase: String, count: u64 },
+    Answer(Vec<u8>),
+    Ready,
+    Failed(String),
+}
+
+impl Line {
+    /// What is not understood says nothing.
+    pub(super) fn parse(line: &str) -> Option<Line> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "ready" => Some(Line::Ready),
+            "error:" => Some(Line::Failed(rest.to_owned())),
+            "answer" => STANDARD_NO_PAD.decode(rest).ok().map(Line::Answer),
+            "progress" => {
+                let (phase, count) = rest.rsplit_once(' ')?;
+                Some(Line::Progress { phase: phase.to_owned(), count: count.parse().ok()? })
+            }
+            _ => None,
+        }
+    }
+}
+
+pub(super) fn dev_null() -> Result<OwnedFd> {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/null");
     opened.map(OwnedFd::from).map_err(|e| Error::os("cannot open /dev/null", e))
 }
@@ -126,17 +167,11 @@ enum Heard {
 fn listen(lines: impl BufRead) -> Heard {
     let mut shown = progress::Progress::new();
     for line in lines.lines().map_while(|line| line.ok()) {
-        if line == "ready" {
-            return Heard::Ready;
-        }
-        if let Some(sentence) = line.strip_prefix("error: ") {
-            return Heard::Failed(sentence.to_owned());
-        }
-        let step = line.strip_prefix("progress ").and_then(|rest| rest.rsplit_once(' '));
-        if let Some((phase, count)) = step
-            && let Ok(count) = count.parse()
-        {
-            shown.update(phase, count);
+        match Line::parse(&line) {
+            Some(Line::Ready) => return Heard::Ready,
+            Some(Line::Failed(sentence)) => return Heard::Failed(sentence),
+            Some(Line::Progress { phase, count }) => shown.update(&phase, count),
+            Some(Line::Answer(_)) | None => {}
         }
     }
     Heard::Nothing
@@ -155,12 +190,17 @@ fn collect(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receive
 }
 
-fn died(status: ExitStatus, stderr: &[u8]) -> Error {
-    let how = match (status.code(), status.signal()) {
+/// How a process ended, in words.
+pub(super) fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
         (_, Some(signal)) => format!("signal {signal}"),
         (Some(code), None) => format!("exit status {code}"),
         (None, None) => "no exit status".to_owned(),
-    };
+    }
+}
+
+fn died(status: ExitStatus, stderr: &[u8]) -> Error {
+    let how = ending(status);
     let text = String::from_utf8_lossy(stderr);
     // Two lines: the first of a panic says only where.
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(2).collect();
@@ -218,6 +258,9 @@ mod tests {
     fn the_daemon_is_heard() {
         assert!(matches!(listen(&b"progress scan 1\nready\n"[..]), Heard::Ready));
         assert!(matches!(listen(&b"progress scan 1\nprogress x\nnoise\n"[..]), Heard::Nothing));
+        assert_eq!(Line::parse("answer AAH/"), Some(Line::Answer(vec![0, 1, 255])));
+        let progress = Line::Progress { phase: "a b".into(), count: 3 };
+        assert_eq!(Line::parse("progress a b 3"), Some(progress));
         match listen(&b"error: cannot open store /s: no\n"[..]) {
             Heard::Failed(sentence) => assert_eq!(sentence, "cannot open store /s: no"),
             _ => panic!("not heard"),

@@ -29,6 +29,7 @@ mod mount_args;
 mod mount_options;
 mod mountinfo;
 mod mountpoint;
+mod notify;
 mod path;
 mod patience;
 mod pin;
@@ -38,6 +39,7 @@ mod remove_all;
 mod requests;
 mod retry;
 mod status;
+mod supervise;
 mod umount;
 
 /// A filesystem for KV-cache tiers: whole values, quota eviction, and clears that are acknowledged.

@@ -8,19 +8,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::daemon::{self, Ready};
 use super::mount_args::MountArgs;
+use super::mountinfo::{self, MountEntry};
 use super::mountpoint::{self, Place};
-use super::{guard, mountinfo, progress};
+use super::notify::Service;
+use super::{guard, progress, supervise};
 use crate::config::{AttachLegacy, Coordinator, StoreSettings};
 use crate::control::removals::Removals;
 use crate::control::report;
 use crate::control::scrape::Listener;
 use crate::error::{Error, Kind, Result};
-use crate::fuse::{Mount, Stopper};
+use crate::fuse::{Handed, Mount, Stopper, Takeover};
 
 /// How long a store may stay locked that is mounted nowhere: its last daemon is closing it.
 const CLOSING_WAIT: Duration = Duration::from_secs(10);
@@ -29,7 +31,11 @@ const CLOSING_WAIT: Duration = Duration::from_secs(10);
 pub(super) fn run(args: &MountArgs, daemon_argv: &[OsString]) -> Result<ExitCode> {
     if args.ready_pipe {
         let mut ready = Ready::take()?;
-        return match serve(args, Some(&mut ready)) {
+        let served = match args.supervise && args.handed.is_none() {
+            true => supervise::run(args, daemon_argv, Some(&mut ready)),
+            false => serve(args, Some(&mut ready)),
+        };
+        return match served {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(e) if ready.is_waiting() => {
                 ready.failed(&e);
@@ -40,7 +46,9 @@ pub(super) fn run(args: &MountArgs, daemon_argv: &[OsString]) -> Result<ExitCode
     }
     let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
     check_fuse(args)?;
-    if args.foreground {
+    if args.foreground && args.supervise {
+        supervise::run(args, daemon_argv, None)?;
+    } else if args.foreground {
         serve(args, None)?;
     } else {
         daemon::start(&place, daemon_argv)?;
@@ -52,7 +60,14 @@ pub(super) fn run(args: &MountArgs, daemon_argv: &[OsString]) -> Result<ExitCode
 fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
     let log_file = args.log_file.as_deref().map(open_log).transpose()?;
     start_log(args, log_file.as_ref())?;
-    let place = mountpoint::prepare(&args.store, &args.mountpoint)?;
+    // The notification socket of a service manager is its main process's.
+    let service = Arc::new(Service::take());
+    let takeover = args.handed.clone().map(take_connection).transpose()?;
+    let place = match &takeover {
+        // Its own mount is there already, or about to be, and answers nothing yet.
+        Some(_) => Place::given(&args.store, &args.mountpoint),
+        None => mountpoint::prepare(&args.store, &args.mountpoint)?,
+    };
     // By a path from here, before the daemon goes elsewhere.
     let attach = args.attach(&place.mountpoint)?;
     let coordinator = args.coordinator()?;
@@ -69,13 +84,43 @@ fn serve(args: &MountArgs, mut ready: Option<&mut Ready>) -> Result<()> {
         }
         None => {
             let mut shown = progress::Progress::new();
-            open(&place, args, (attach, &coordinator), &mut |phase, count| shown.update(phase, count))?
+            open(&place, args, (attach, &coordinator), &mut |phase, count| {
+                shown.update(phase, count);
+                service.opening(phase, count);
+            })?
         }
     };
-    let in_background = ready.is_some();
-    let served = mount_and_run(&place, args, &removals, metrics, ready, log_file, in_background);
+    let live = Live { ready, service: Arc::clone(&service), log_file };
+    let served = mount_and_run(&place, args, &removals, metrics, live, takeover);
     let closed = removals.close();
     served.and(closed)
+}
+
+/// Who is told that the mount is live.
+struct Live<'a> {
+    ready: Option<&'a mut Ready>,
+    service: Arc<Service>,
+    log_file: Option<File>,
+}
+
+impl Live<'_> {
+    fn tell(self, place: &Place, args: &MountArgs, mount_answer: Option<&[u8]>) -> Result<()> {
+        let Live { ready, service, log_file } = self;
+        let Some(ready) = ready else {
+            service.ready(&place.mountpoint);
+            return Ok(());
+        };
+        ready.answered(mount_answer);
+        if args.keep_stderr { ready.live_here() } else { ready.live(log_file) }
+    }
+}
+
+/// The connection on stdin, which is nothing's any more then.
+fn take_connection(handed: Handed) -> Result<Takeover> {
+    let failed = |e: rustix::io::Errno| Error::os("cannot take the connection from stdin", e);
+    let kept = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).map_err(failed)?;
+    rustix::stdio::dup2_stdin(daemon::dev_null()?).map_err(failed)?;
+    handed.take(kept)
 }
 
 fn mount_and_run(
@@ -83,27 +128,33 @@ fn mount_and_run(
     args: &MountArgs,
     removals: &Arc<Removals>,
     metrics: Option<Listener>,
-    ready: Option<&mut Ready>,
-    log_file: Option<File>,
-    in_background: bool,
+    live: Live<'_>,
+    takeover: Option<Takeover>,
 ) -> Result<()> {
+    let in_background = live.ready.is_some();
+    let service = Arc::clone(&live.service);
+    let connection = takeover.as_ref().map(Takeover::connection);
     // Before the mount: a signal that comes in between must find the handler, or the mount outlives the daemon.
-    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+    let hands_on = connection.map(|_| SIGUSR1);
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP].into_iter().chain(hands_on))
         .map_err(|e| Error::os("cannot install signal handlers", e))?;
     let handle = signals.handle();
     let settings = args.mount_settings(is_root());
-    let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings)?;
-    guard::start(&place.mountpoint);
+    let mount = Mount::new(Arc::clone(removals), &place.mountpoint, &settings, takeover)?;
+    match connection {
+        Some(connection) => guard::start_patient(&place.mountpoint, connection),
+        None => guard::start(&place.mountpoint),
+    }
     let (removals, facts) = (Arc::clone(removals), mount.facts());
     let scrapes = metrics.map(|m| m.serve(move || report::metrics(&removals, facts()))).transpose();
-    let end = mount.stopper();
+    let end = mount.stopper()?;
     let ending = end.clone();
     let running = scrapes.and_then(|scrapes| {
         let stopper = std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || stop_on_signal(signals, &ending, in_background))
+            .spawn(move || stop_on_signal(signals, &ending, &service, in_background))
             .map_err(|e| Error::os("cannot start the signal thread", e))?;
-        ready.map_or(Ok(()), |ready| ready.live(log_file))?;
+        live.tell(place, args, mount.answer())?;
         Ok((stopper, scrapes))
     });
     let (stopper, scrapes) = match running {
@@ -124,12 +175,17 @@ fn mount_and_run(
 }
 
 /// Detaches the mount at each request to stop. A hangup stops only what a terminal holds.
-fn stop_on_signal(mut signals: Signals, mount: &Stopper, in_background: bool) {
+fn stop_on_signal(mut signals: Signals, mount: &Stopper, service: &Service, in_background: bool) {
     for signal in signals.forever() {
         if signal == SIGHUP && in_background {
             continue;
         }
+        if signal == SIGUSR1 {
+            mount.leave();
+            continue;
+        }
         log::info!("signal {signal}: unmounting");
+        service.stopping();
         mount.stop();
     }
 }
@@ -149,7 +205,8 @@ fn open(
             other => return other,
         };
         let mounts = mountinfo::read()?;
-        if let Some(mount) = mounts.iter().find(|m| m.is_fencefs() && m.source == place.store) {
+        let other = |m: &&MountEntry| m.is_fencefs() && m.source == place.store && args.handed.is_none();
+        if let Some(mount) = mounts.iter().find(other) {
             let there = mount.mountpoint.display();
             return Err(Error::new(
                 Kind::Locked,
@@ -186,7 +243,7 @@ fn user_allow_other() -> bool {
     conf.lines().any(|line| line.trim() == "user_allow_other")
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -199,12 +256,12 @@ fn raise_file_limit() {
     }
 }
 
-fn open_log(path: &Path) -> Result<File> {
+pub(super) fn open_log(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().create(true).append(true).open(path);
     opened.map_err(|e| Error::os(format!("cannot open log file {}", path.display()), e))
 }
 
-fn start_log(args: &MountArgs, log_file: Option<&File>) -> Result<()> {
+pub(super) fn start_log(args: &MountArgs, log_file: Option<&File>) -> Result<()> {
     let mut builder = env_logger::Builder::new();
     builder.filter_level(args.log_level);
     if args.log_level < log::LevelFilter::Debug {

@@ -18,6 +18,7 @@ use crate::config::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::format::legacy;
+use crate::fuse::Handed;
 use crate::key::Tenant;
 use crate::store::legacy::{TenantMap, TenantRule};
 
@@ -38,9 +39,18 @@ pub(super) struct MountArgs {
     /// Options in the manner of fstab: every long option below by its name, and ro, noexec and the like
     #[arg(short = 'o', long = "options", value_name = "OPT,OPT...")]
     options: Vec<String>,
+    /// Stay beside the daemon and start it again when it dies: programs wait meanwhile, and the mount stays (root only)
+    #[arg(long)]
+    pub(super) supervise: bool,
     /// Say on stdout when the mount is live: how the daemon talks to the command that started it
     #[arg(long, hide = true)]
     pub(super) ready_pipe: bool,
+    /// Serve the connection on stdin: how a daemon is started by who supervises it
+    #[arg(long, hide = true)]
+    pub(super) handed: Option<Handed>,
+    /// Go on logging to stderr once the mount is live
+    #[arg(long, hide = true)]
+    pub(super) keep_stderr: bool,
 
     #[command(flatten)]
     quota: QuotaArgs,
@@ -297,7 +307,9 @@ pub(super) fn daemon_argv(root: &clap::Command, matches: &ArgMatches) -> Vec<OsS
 
 /// The option as it would be typed, once a value, where somebody gave it.
 fn spelled(arg: &Arg, matches: &ArgMatches) -> Vec<OsString> {
-    let Some(long) = arg.get_long().filter(|long| !matches!(*long, "foreground" | "ready-pipe" | "help"))
+    let Some(long) = arg
+        .get_long()
+        .filter(|long| !matches!(*long, "foreground" | "ready-pipe" | "handed" | "keep-stderr" | "help"))
     else {
         return Vec::new();
     };

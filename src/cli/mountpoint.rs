@@ -28,6 +28,13 @@ pub(super) struct Place {
     pub(super) covered_device: u64,
 }
 
+impl Place {
+    /// One that was checked by another process, which gives both paths as they are here.
+    pub(super) fn given(store: &Path, mountpoint: &Path) -> Self {
+        Place { store: store.to_owned(), mountpoint: mountpoint.to_owned(), covered_device: 0 }
+    }
+}
+
 /// Checks that `store` can be mounted at `mountpoint`; detaches a dead fencefs mount there first.
 pub(super) fn prepare(store: &Path, mountpoint: &Path) -> Result<Place> {
     let what = format!("cannot mount at {}", mountpoint.display());

@@ -172,7 +172,7 @@ impl Fs {
         let plain =
             Attr { mode: perm.into(), uid, gid, atime: now, mtime: now, ctime: now, ..Attr::default() };
         // The time of its last change is always now, so that the kernel never believes a listing that it kept.
-        let mut attr = attr::plain(v.ino(), FileType::Directory, &plain);
+        let mut attr = attr::plain(self.virtual_ino(v), FileType::Directory, &plain);
         attr.nlink = 2;
         attr
     }
@@ -184,7 +184,7 @@ impl Fs {
         mut add: impl FnMut(u64, INodeNo, FileType, &[u8], &[u8]) -> bool,
     ) -> Result<()> {
         let tenant = self.tenant_of_scope(v)?.ok_or_else(no_name)?;
-        let dots = [v.ino(), v.above().ino()];
+        let dots = [v, v.above()].map(|v| self.virtual_ino(v));
         self.each_entry(self.store.unspelled(&tenant)?, dots, offset, |at, ino, kind, name| {
             let shown =
                 if at < FIRST_COOKIE { Cow::Borrowed(name) } else { encode(name).into_bytes().into() };

@@ -17,7 +17,13 @@ use crate::os;
 impl Fs {
     /// FLUSH: one close(2) of a descriptor.
     pub(super) fn flush(self: &Arc<Self>, who: Caller, fh: FileHandle, reply: ReplyEmpty) {
-        let Some(handle) = self.opens.handle(fh.0) else { return reply.ok() };
+        let Some(handle) = self.opens.handle(fh.0) else {
+            // What was written for an earlier daemon was not published, and its writer must know.
+            return match self.opens.missing(fh.0) {
+                e if e.kind() == Kind::Stale => reply.error(errno(&e)),
+                _ => reply.ok(),
+            };
+        };
         if let Err(e) = handle.admitted() {
             // Its lock may be held through a publication that is about to fail as well.
             let fs = Arc::clone(self);

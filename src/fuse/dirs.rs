@@ -13,6 +13,7 @@ use fuser::{
 use super::attr::kind_of;
 use super::by_key::Named;
 use super::files::Caller;
+use super::handover::of_an_earlier_daemon;
 use super::opens::{OpenNode, Writing};
 use super::parked::Change;
 use super::requests::errno;
@@ -140,6 +141,15 @@ impl Fs {
             Ok((attr, ttl)) => reply.attr(&ttl, &attr),
             Err(e) => reply.error(errno(&e)),
         });
+    }
+
+    /// GETATTR of a file that was opened when an earlier daemon served.
+    pub(super) fn getattr_of_open(&self, who: Caller, ino: INodeNo, reply: ReplyAttr) {
+        let known = self.known.file(ino.0).ok_or_else(of_an_earlier_daemon);
+        match known.and_then(|id| self.attr_of(id, who.tid)) {
+            Ok((attr, _)) => reply.attr(&FORGET, &FileAttr { ino, ..attr }),
+            Err(e) => reply.error(errno(&e)),
+        }
     }
 
     /// SETATTR: length first, then owner, mode and times.

@@ -121,6 +121,9 @@ impl Fs {
             Ok(id) => Some(id),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => None,
             Err(e) => {
+                if self.gate.is_closed() {
+                    return None;
+                }
                 log::warn!("kernel passthrough does not work here ({e}); the daemon copies from now on");
                 self.passthrough.store(false, Ordering::Relaxed);
                 None

@@ -18,7 +18,7 @@ use crate::os::{self, Attr};
 
 impl Fs {
     pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
-        self.opens.handle(fh.0).ok_or_else(|| Error::new(Kind::Io(libc::EBADF), "no such open file"))
+        self.opens.handle(fh.0).ok_or_else(|| self.opens.missing(fh.0))
     }
 
     /// The record that the value of an open inode was copied into since it was opened, if it was attached then.

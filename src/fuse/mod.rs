@@ -9,15 +9,20 @@ mod attr;
 mod awake;
 mod by_key;
 mod close;
+mod connection;
 mod dirs;
 mod events;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+mod handover;
 mod io;
 mod ioctl;
+mod known;
+mod leave;
 mod lock_files;
 mod mount;
+mod numbers;
 mod opens;
 mod parked;
 mod publish;
@@ -40,18 +45,19 @@ use crate::config::MountSettings;
 use crate::control::removals::Removals;
 use crate::error::{Error, Kind, Result};
 use crate::key::RESERVED;
-use crate::store::{NodeId, ROOT, Store};
+use crate::store::{NOWHERE, NodeId, ROOT, Store};
+use numbers::VIRTUAL_BIT;
 
+pub use connection::Connection;
+pub use handover::{Handed, Takeover};
 pub use mount::{Mount, Stopper, detach};
+pub use numbers::Incarnation;
 
 /// How long the kernel may remember what it was told. Whatever changes is taken back explicitly.
 const REMEMBER: Duration = Duration::from_secs(24 * 3600);
 const FORGET: Duration = Duration::ZERO;
 /// How much later than it was told the kernel's coarse clock may forget.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
-
-/// Bit of the inode numbers of virtual files.
-const VIRTUAL_BIT: u64 = 1 << 63;
 
 /// What a number stands for.
 enum Inode {
@@ -72,6 +78,11 @@ struct Fs {
     store: Arc<Store>,
     removals: Arc<Removals>,
     settings: MountSettings,
+    /// Which daemon of the mount's connection this is.
+    incarnation: Incarnation,
+    gate: leave::Gate,
+    /// Numbers that an earlier daemon gave and that still count.
+    known: known::Known,
     /// The node at the root of the mount: the root of the store, or one tenant.
     top: NodeId,
     passthrough: AtomicBool,
@@ -97,25 +108,41 @@ struct Fs {
 
 impl Fs {
     fn inode(&self, ino: INodeNo) -> Inode {
-        if ino.0 & VIRTUAL_BIT != 0 {
-            Inode::Virtual(virt::VirtualIno::from_number(ino.0))
-        } else if ino.0 == ROOT.0 {
-            Inode::Node(self.top)
-        } else {
-            Inode::Node(NodeId(ino.0))
+        if ino.0 == ROOT.0 {
+            return Inode::Node(self.top);
         }
+        match self.incarnation.unmark(ino.0) {
+            Some(number) if number & VIRTUAL_BIT != 0 => {
+                Inode::Virtual(virt::VirtualIno::from_number(number))
+            }
+            Some(number) => Inode::Node(NodeId(number)),
+            None => Inode::Node(self.known.directory(ino.0).unwrap_or(NOWHERE)),
+        }
+    }
+
+    /// Whether a number is one that an earlier daemon of the connection gave.
+    fn is_an_earlier_daemons(&self, ino: INodeNo) -> bool {
+        matches!(self.inode(ino), Inode::Node(NOWHERE))
     }
 
     /// The node of a number; a virtual file is EPERM.
     fn node(&self, ino: INodeNo) -> Result<NodeId> {
         match self.inode(ino) {
+            Inode::Node(NOWHERE) => Err(handover::of_an_earlier_daemon()),
             Inode::Node(id) => Ok(id),
             Inode::Virtual(_) => Err(Error::new(Kind::NotPermitted, "not inside .fencefs")),
         }
     }
 
     fn ino(&self, id: NodeId) -> INodeNo {
-        if id == self.top { INodeNo(ROOT.0) } else { INodeNo(id.0) }
+        if id == self.top {
+            return INodeNo(ROOT.0);
+        }
+        INodeNo(self.known.number(id).unwrap_or_else(|| self.incarnation.mark(id.0)))
+    }
+
+    fn virtual_ino(&self, v: virt::VirtualIno) -> INodeNo {
+        INodeNo(self.incarnation.mark(v.number()))
     }
 
     fn is_passthrough(&self) -> bool {

@@ -1,5 +1,6 @@
 //! A mount's life: options, session, and an end that never hangs.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +10,10 @@ use fuser::{BackingId, Config, MountOption, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
 use super::awake::Awake;
+use super::handover::{Takeover, close_backings};
+use super::known::Known;
+use super::leave::{Gate, Hold};
+use super::numbers::Incarnation;
 use super::parked::Parked;
 use super::replies::Streams;
 use super::requests::Requests;
@@ -32,6 +37,10 @@ pub struct Mount {
     fs: Arc<Fs>,
     end: Arc<End>,
     mountpoint: PathBuf,
+    answer: Option<Vec<u8>>,
+    loops: usize,
+    connection: Option<u32>,
+    known_file: Option<File>,
 }
 
 /// Ends a mount from another thread.
@@ -39,11 +48,14 @@ pub struct Mount {
 pub struct Stopper {
     end: Arc<End>,
     mountpoint: PathBuf,
+    hold: Option<Hold>,
 }
 
 #[derive(Default)]
 struct End {
     told: AtomicBool,
+    /// The connection is another daemon's now.
+    left: AtomicBool,
     over: Mutex<bool>,
     changed: Condvar,
 }
@@ -58,9 +70,22 @@ impl Stopper {
         }
         self.end.changed.notify_all();
     }
+
+    /// Lets go of the connection, for another daemon to take over, and ends; `run` returns soon after. A mount that
+    /// cannot be handed on goes on.
+    pub fn leave(&self) {
+        let Some(hold) = &self.hold else { return log::warn!("this mount cannot be handed on") };
+        match hold.let_go() {
+            Ok(()) => {
+                self.end.left.store(true, Ordering::SeqCst);
+                self.end.changed.notify_all();
+            }
+            Err(e) => log::error!("the mount is not handed on: {e}"),
+        }
+    }
 }
 
-fn options(store: &Store, settings: &MountSettings) -> Config {
+fn options(store: &Store, settings: &MountSettings, is_handed: bool) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(store.path().to_string_lossy().into_owned()),
@@ -94,7 +119,8 @@ fn options(store: &Store, settings: &MountSettings) -> Config {
     if settings.passthrough == Passthrough::Off {
         // The daemon copies every byte: more than one loop pays.
         config.n_threads = Some(std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4)));
-        config.clone_fd = true;
+        // A connection that may be handed on is read through one descriptor, or it could not be let go of.
+        config.clone_fd = !is_handed;
     }
     config
 }
@@ -106,8 +132,13 @@ impl Mount {
         move || fs.facts()
     }
 
-    /// Mounts a store at `mountpoint`; live when this returns.
-    pub fn new(removals: Arc<Removals>, mountpoint: &Path, settings: &MountSettings) -> Result<Mount> {
+    /// Mounts a store at `mountpoint`, or serves the connection that was handed over; live when this returns.
+    pub fn new(
+        removals: Arc<Removals>,
+        mountpoint: &Path,
+        settings: &MountSettings,
+        mut takeover: Option<Takeover>,
+    ) -> Result<Mount> {
         let store = Arc::clone(removals.store());
         let top = match &settings.tenant {
             Some(tenant) => match store.tenant_node(tenant) {
@@ -121,12 +152,23 @@ impl Mount {
             },
             None => ROOT,
         };
-        let config = options(&store, settings);
+        let config = options(&store, settings, takeover.is_some());
+        let loops = config.n_threads.unwrap_or(1);
+        let connection = takeover.as_ref().map(Takeover::connection);
+        let known = match &mut takeover {
+            Some(takeover) => Known::adopt(&store, &takeover.take_known()?),
+            None => Known::default(),
+        };
+        let known_file = takeover.as_ref().map(Takeover::known_file).transpose()?;
+        let incarnation = takeover.as_ref().map(Takeover::incarnation).unwrap_or_default();
         let fs = Arc::new(Fs {
             settings: settings.clone(),
+            incarnation,
+            gate: Gate::default(),
+            known,
             top,
             passthrough: AtomicBool::new(false),
-            opens: opens::Opens::default(),
+            opens: opens::Opens::new(incarnation),
             pool: work::Pool::start("fencefs-work", POOL_THREADS)?,
             fences: Parked::start("fence", FENCE_THREADS)?,
             notices: Mutex::new(None),
@@ -136,18 +178,40 @@ impl Mount {
             uncached: Mutex::default(),
             sent_back: Mutex::default(),
             listed: Mutex::default(),
-            streams: Streams::start()?,
+            streams: Streams::start(incarnation)?,
             awake: Awake::start(store.settings().keep_awake)?,
             store,
             removals,
         });
-        let session = Session::new(Requests(Arc::clone(&fs)), mountpoint, &config)
-            .map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?;
-        let mount = Mount { session, fs, end: Arc::default(), mountpoint: mountpoint.to_owned() };
+        let requests = Requests(Arc::clone(&fs));
+        let (session, answer) = match takeover {
+            Some(takeover) => takeover.session(requests, config)?,
+            None => {
+                let session = Session::new(requests, mountpoint, &config);
+                (
+                    session.map_err(|e| Error::os(format!("cannot mount at {}", mountpoint.display()), e))?,
+                    None,
+                )
+            }
+        };
+        let mount = Mount {
+            session,
+            fs,
+            end: Arc::default(),
+            mountpoint: mountpoint.to_owned(),
+            answer,
+            loops,
+            connection,
+            known_file,
+        };
         mount.probe_passthrough()?;
         *mount.fs.notices.lock() = Some(work::start_notices("fencefs-notify", mount.session.notifier())?);
         *mount.fs.late_notices.lock() = Some(work::start_notices("fencefs-late", mount.session.notifier())?);
         *mount.fs.notifier.lock() = Some(mount.session.notifier());
+        // The root is not looked up, so its attributes and its listing are not forgotten with the entries.
+        if incarnation != Incarnation::default() {
+            mount.fs.forget_attributes(top);
+        }
         events::start(&mount.fs, mount.session.notifier())?;
         replies::start_outcomes(&mount.fs)?;
         Ok(mount)
@@ -163,12 +227,13 @@ impl Mount {
         let tried = if offered {
             let file = self.fs.store.probe_file()?;
             // The id is not given back: one file without a name, for as long as the mount lives.
-            BackingId::create_raw(&self.session, &file).map(drop).map_err(|e| e.to_string())
+            BackingId::create_raw(&self.session, &file).map_err(|e| e.to_string())
         } else {
             Err("this kernel does not offer it; Linux 6.9 does".to_owned())
         };
         match tried {
-            Ok(()) => Ok(()),
+            Ok(id) if self.fs.incarnation != Incarnation::default() => close_backings(&self.session, id),
+            Ok(_) => Ok(()),
             Err(why) if wanted == Passthrough::On => Err(Error::new(
                 Kind::Unsupported,
                 format!(
@@ -183,9 +248,20 @@ impl Mount {
         }
     }
 
+    /// What was answered to the kernel's first message, where another daemon could take the connection over.
+    pub fn answer(&self) -> Option<&[u8]> {
+        self.answer.as_deref()
+    }
+
     /// What ends this mount from another thread.
-    pub fn stopper(&self) -> Stopper {
-        Stopper { end: Arc::clone(&self.end), mountpoint: self.mountpoint.clone() }
+    pub fn stopper(&self) -> Result<Stopper> {
+        let handed = self.connection.zip(self.known_file.as_ref()).filter(|_| self.answer.is_some());
+        let hold = handed.map(|(connection, known)| {
+            let parts = (&self.session, connection, known);
+            Hold::new(&self.fs, parts, &self.mountpoint, self.loops)
+        });
+        let (end, mountpoint) = (Arc::clone(&self.end), self.mountpoint.clone());
+        Ok(Stopper { end, mountpoint, hold: hold.transpose()? })
     }
 
     /// Serves until the mount is gone: unmounted by anyone, aborted, or stopped.
@@ -203,6 +279,9 @@ impl Mount {
         let mut over = end.over.lock();
         let mut deadline = None;
         while !*over {
+            if end.left.load(Ordering::SeqCst) {
+                break;
+            }
             if end.told.load(Ordering::SeqCst) {
                 let until = *deadline.get_or_insert_with(|| Instant::now() + STOP_GRACE);
                 if end.changed.wait_until(&mut over, until).timed_out() {

@@ -15,8 +15,10 @@ use fuser::BackingId;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Resource, getrlimit};
 
+use super::handover::of_an_earlier_daemon;
+use super::numbers::Incarnation;
 use crate::config::limits;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::format::legacy::Span;
 use crate::os::{self, process};
 use crate::store::tenants::Home;
@@ -286,9 +288,22 @@ struct Tables {
 pub(super) struct Opens {
     tables: Mutex<Tables>,
     settled: Condvar,
+    incarnation: Incarnation,
 }
 
 impl Opens {
+    pub(super) fn new(incarnation: Incarnation) -> Self {
+        Opens { incarnation, ..Opens::default() }
+    }
+
+    /// Why there is no handle of this number.
+    pub(super) fn missing(&self, number: u64) -> Error {
+        match self.incarnation.unmark(number) {
+            Some(_) => Error::new(Kind::Io(libc::EBADF), "no such open file"),
+            None => of_an_earlier_daemon(),
+        }
+    }
+
     /// The open inode of a node.
     pub(super) fn node(&self, id: NodeId) -> Option<Arc<OpenNode>> {
         self.tables.lock().nodes.get(&id).cloned()
@@ -347,7 +362,7 @@ impl Opens {
     pub(super) fn add_handle(&self, handle: Handle) -> u64 {
         let mut tables = self.tables.lock();
         tables.next_handle += 1;
-        let number = tables.next_handle;
+        let number = self.incarnation.mark(tables.next_handle);
         tables.handles.insert(number, Arc::new(handle));
         number
     }
@@ -432,6 +447,18 @@ impl Opens {
     /// Waits until nothing replaces a node any more, at most `wait`.
     pub(super) fn wait_replaced(&self, id: NodeId, wait: Duration) {
         self.wait_while(wait, |tables| tables.replacing.contains_key(&id));
+    }
+
+    /// The nodes that are open.
+    pub(super) fn nodes(&self) -> Vec<NodeId> {
+        self.tables.lock().nodes.keys().copied().collect()
+    }
+
+    /// Whether anything is open but for reading by the kernel itself: it would fail if the daemon were not there any more.
+    pub(super) fn need_the_daemon(&self) -> bool {
+        let tables = self.tables.lock();
+        let needs = |h: &Arc<Handle>| h.edits.is_some() || h.writing.is_some() || h.open.backing.is_none();
+        tables.handles.values().any(needs)
     }
 
     /// Gives up everything that is still being written: the mount is going away.

@@ -26,6 +26,8 @@ struct State {
     /// Something has changed since the jobs were run last.
     changed: bool,
     ended: bool,
+    /// What waits is not to be answered, not even by the error that dropping it is.
+    abandoned: bool,
 }
 
 #[derive(Default)]
@@ -36,14 +38,14 @@ struct Place {
 }
 
 /// Jobs that wait.
-pub(super) struct Parked(Arc<Place>);
+pub(super) struct Parked(Arc<Place>, Arc<Pool>);
 
 impl Parked {
     /// Starts the thread that wakes jobs up, and those that run them.
     pub(super) fn start(name: &str, threads: usize) -> Result<Parked> {
         let place = Arc::new(Place::default());
-        let pool = Pool::start(&format!("fencefs-{name}"), threads)?;
-        let parked = Parked(Arc::clone(&place));
+        let pool = Arc::new(Pool::start(&format!("fencefs-{name}"), threads)?);
+        let parked = Parked(Arc::clone(&place), Arc::clone(&pool));
         thread(&format!("fencefs-{name}"), move || place.wake(&pool))?;
         Ok(parked)
     }
@@ -64,6 +66,16 @@ impl Parked {
     /// Has a job wait that was tried when `seen` had changed.
     pub(super) fn park(&self, seen: u64, deadline: Instant, attempt: Attempt) {
         self.0.park(seen, deadline, attempt);
+    }
+
+    /// Has no job tried any more, and answers none: somebody else is asked. Waits for those that run, at most `wait`.
+    pub(super) fn abandon(&self, wait: Duration) {
+        let mut state = self.0.state.lock();
+        (state.ended, state.abandoned) = (true, true);
+        std::mem::forget(std::mem::take(&mut state.waiting));
+        drop(state);
+        self.0.woken.notify_all();
+        self.1.settle(wait);
     }
 
     /// Drops every job, and whatever it holds: nobody waits for its answer any more.
@@ -87,6 +99,9 @@ impl Place {
     fn park(&self, seen: u64, deadline: Instant, attempt: Attempt) {
         let mut state = self.state.lock();
         if state.ended {
+            if state.abandoned {
+                std::mem::forget(attempt);
+            }
             return;
         }
         state.arrivals += 1;
@@ -276,5 +291,16 @@ mod tests {
         parked.end();
         parked.park(parked.changes(), Instant::now(), job(tell, || true));
         assert!(told.recv_timeout(LONG).is_err_and(|e| e == mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn what_is_abandoned_is_neither_tried_nor_dropped() {
+        let parked = Parked::start("test", 1).unwrap();
+        let (tell, told) = mpsc::channel();
+        parked.park(parked.changes(), Instant::now() + LONG, job(tell.clone(), || true));
+        parked.abandon(LONG);
+        parked.park(parked.changes(), Instant::now(), job(tell, || true));
+        parked.end();
+        assert_eq!(told.recv_timeout(Duration::from_millis(20)), Err(mpsc::RecvTimeoutError::Timeout));
     }
 }

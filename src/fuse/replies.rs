@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::Fs;
+use super::numbers::Incarnation;
 use super::parked::Parked;
 use super::work::thread;
 use crate::control::{reply, report};
@@ -88,11 +89,17 @@ pub(super) struct Streams {
     tables: Arc<Mutex<Tables>>,
     /// Reads that wait for a line.
     reads: Parked,
+    incarnation: Incarnation,
 }
 
 impl Streams {
-    pub(super) fn start() -> Result<Streams> {
-        Ok(Streams { tables: Arc::default(), reads: Parked::start("line", 1)? })
+    pub(super) fn start(incarnation: Incarnation) -> Result<Streams> {
+        Ok(Streams { tables: Arc::default(), reads: Parked::start("line", 1)?, incarnation })
+    }
+
+    /// Another daemon is asked: nobody who waits is answered.
+    pub(super) fn abandon(&self, wait: Duration) {
+        self.reads.abandon(wait);
     }
 
     /// The mount is gone: so are those who wait.
@@ -104,11 +111,16 @@ impl Streams {
     pub(super) fn open(&self, text: Option<Vec<u8>>) -> u64 {
         let mut tables = self.tables.lock();
         tables.next += 1;
-        let handle = tables.next;
+        let handle = self.incarnation.mark(tables.next);
         let begun = text.is_some();
         let replies = Replies { text: text.unwrap_or_default(), removals: Vec::new() };
         tables.streams.insert(handle, Stream { replies, begun, polled: None });
         handle
+    }
+
+    /// Whether any virtual file is open.
+    pub(super) fn are_open(&self) -> bool {
+        !self.tables.lock().streams.is_empty()
     }
 
     pub(super) fn close(&self, handle: u64) {
@@ -299,7 +311,7 @@ mod tests {
 
     #[test]
     fn an_end_is_told_once_for_each_time_it_is_awaited() {
-        let streams = Streams::start().unwrap();
+        let streams = Streams::start(Incarnation::default()).unwrap();
         let (one, other) = (streams.open(None), streams.open(None));
         streams.add(one, 7, waiting("a\n", &[1, 2, 1]));
         streams.add(other, 8, waiting("b\n", &[2]));
@@ -319,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_readable_while_a_line_waits_and_writable_always() {
-        let streams = Streams::start().unwrap();
+        let streams = Streams::start(Incarnation::default()).unwrap();
         let handle = streams.open(None);
         let both = PollEvents::POLLIN | PollEvents::POLLOUT;
         assert_eq!(streams.poll(handle, both, None), both, "the latest replies can be read");

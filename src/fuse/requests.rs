@@ -16,6 +16,7 @@ use fuser::{
 
 use super::dirs::{answer_entry, set_time};
 use super::files::{Caller, answer_empty};
+use super::leave::REST;
 use super::parked::Change;
 use super::{Fs, Inode};
 use crate::config::{Durability, Passthrough};
@@ -85,6 +86,15 @@ impl Requests {
     }
 }
 
+/// Refuses what is about an inode that only an earlier daemon knew: the kernel walks the path again, once.
+macro_rules! known {
+    ($self:ident, $ino:expr, $reply:ident) => {
+        if $self.0.is_an_earlier_daemons($ino) {
+            return $reply.error(Errno::ESTALE);
+        }
+    };
+}
+
 /// What the mount asks of the kernel, where the kernel has it.
 const WANTED: [InitFlags; 14] = [
     InitFlags::FUSE_ATOMIC_O_TRUNC,
@@ -123,10 +133,14 @@ impl Filesystem for Requests {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        known!(self, parent, reply);
         self.0.lookup(self.caller(req), parent, name.as_bytes(), reply);
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, n: u64) {
+        if ino.0 == REST {
+            return self.0.gate.rest();
+        }
         if let Inode::Node(id) = self.0.inode(ino)
             && id != self.0.top
         {
@@ -141,7 +155,11 @@ impl Filesystem for Requests {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.0.getattr(self.caller(req), ino, reply);
+        let who = self.caller(req);
+        if self.0.is_an_earlier_daemons(ino) {
+            return self.0.getattr_of_open(who, ino, reply);
+        }
+        self.0.getattr(who, ino, reply);
     }
 
     fn setattr(
@@ -162,6 +180,7 @@ impl Filesystem for Requests {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        known!(self, ino, reply);
         let set = SetAttr { mode, uid, gid, atime: set_time(atime), mtime: set_time(mtime) };
         self.0.setattr(self.caller(req), ino, fh, size, set, reply);
     }
@@ -250,7 +269,9 @@ impl Filesystem for Requests {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.0.open(self.caller(req), ino, flags.0, reply);
+        known!(self, ino, reply);
+        let (fs, who) = (Arc::clone(&self.0), self.caller(req));
+        self.0.gate.pass(move || fs.open(who, ino, flags.0, reply));
     }
 
     fn create(
@@ -263,7 +284,12 @@ impl Filesystem for Requests {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.0.create(self.caller(req), (parent, name.as_bytes()), (mode, umask), flags, reply);
+        let who = self.caller(req);
+        if self.0.gate.is_closed() {
+            let (fs, name) = (Arc::clone(&self.0), Box::<[u8]>::from(name.as_bytes()));
+            return self.0.gate.pass(move || fs.create(who, (parent, &name), (mode, umask), flags, reply));
+        }
+        self.0.create(who, (parent, name.as_bytes()), (mode, umask), flags, reply);
     }
 
     fn read(
@@ -346,6 +372,7 @@ impl Filesystem for Requests {
     }
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        known!(self, ino, reply);
         self.0.readdir(ino, offset, reply);
     }
 
@@ -357,6 +384,7 @@ impl Filesystem for Requests {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
+        known!(self, ino, reply);
         self.0.readdirplus(self.caller(req), ino, offset, reply);
     }
 
@@ -386,10 +414,12 @@ impl Filesystem for Requests {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        known!(self, ino, reply);
         self.0.getxattr(self.caller(req), ino, name.as_bytes(), size, reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        known!(self, ino, reply);
         self.0.listxattr(self.caller(req), ino, size, reply);
     }
 

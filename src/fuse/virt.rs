@@ -5,17 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use fuser::{
-    FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEntry, ReplyOpen, ReplyWrite,
+    FileAttr, FileHandle, FileType, FopenFlags, Generation, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEntry, ReplyOpen, ReplyWrite,
 };
 use serde_json::{Map, Value};
 
 use super::attr;
 use super::files::Caller;
+use super::numbers::VIRTUAL_BIT;
 use super::replies::{MOST_WAITING_BYTES, Replies};
 use super::requests::errno;
-use super::{FORGET, Fs, VIRTUAL_BIT};
-
+use super::{FORGET, Fs};
 use crate::control::command::{Command, parse, split_lines};
 use crate::control::execute::execute;
 use crate::control::permission::Asker;
@@ -78,8 +78,8 @@ impl VirtualIno {
         VirtualIno { what, scope: (number >> 8) as u32 }
     }
 
-    pub(super) fn ino(self) -> INodeNo {
-        INodeNo(VIRTUAL_BIT | u64::from(self.scope) << 8 | self.what as u64)
+    pub(super) fn number(self) -> u64 {
+        VIRTUAL_BIT | u64::from(self.scope) << 8 | self.what as u64
     }
 
     pub(super) fn is_control(self) -> bool {
@@ -140,7 +140,7 @@ impl Fs {
             ctime: now,
             ..Attr::default()
         };
-        let mut attr = attr::plain(v.ino(), kind, &plain);
+        let mut attr = attr::plain(self.virtual_ino(v), kind, &plain);
         attr.nlink = if kind == FileType::Directory { 2 } else { 1 };
         attr
     }
@@ -180,7 +180,7 @@ impl Fs {
     pub(super) fn readdir_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectory) {
         for (at, (name, v)) in self.rows(dir).into_iter().enumerate().skip(offset as usize) {
             let kind = self.virtual_attr(v).kind;
-            if reply.add(v.ino(), at as u64 + 1, kind, OsStr::from_bytes(name)) {
+            if reply.add(self.virtual_ino(v), at as u64 + 1, kind, OsStr::from_bytes(name)) {
                 break;
             }
         }
@@ -190,7 +190,14 @@ impl Fs {
     pub(super) fn readdirplus_virtual(&self, dir: VirtualIno, offset: u64, mut reply: ReplyDirectoryPlus) {
         for (at, (name, v)) in self.rows(dir).into_iter().enumerate().skip(offset as usize) {
             let attr = self.virtual_attr(v);
-            if reply.add(v.ino(), at as u64 + 1, OsStr::from_bytes(name), &FORGET, &attr, Generation(0)) {
+            if reply.add(
+                self.virtual_ino(v),
+                at as u64 + 1,
+                OsStr::from_bytes(name),
+                &FORGET,
+                &attr,
+                Generation(0),
+            ) {
                 break;
             }
         }

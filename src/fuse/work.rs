@@ -7,7 +7,8 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::Duration;
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
@@ -18,7 +19,10 @@ use crate::error::{Error, Result};
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads that run jobs in order of arrival.
-pub(super) struct Pool(mpsc::Sender<Job>);
+pub(super) struct Pool {
+    jobs: mpsc::Sender<Job>,
+    threads: usize,
+}
 
 pub(super) fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
@@ -41,12 +45,29 @@ impl Pool {
                 }
             })?;
         }
-        Ok(Pool(sender))
+        Ok(Pool { jobs: sender, threads })
     }
 
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        if let Err(mpsc::SendError(job)) = self.0.send(Box::new(job)) {
+        if let Err(mpsc::SendError(job)) = self.jobs.send(Box::new(job)) {
             job();
+        }
+    }
+
+    /// Waits until every job of before is done, at most `wait`: all threads meet.
+    pub(super) fn settle(&self, wait: Duration) {
+        let (meeting, (tell, told)) = (Arc::new(Barrier::new(self.threads)), mpsc::channel());
+        for _ in 0..self.threads {
+            let (meeting, tell) = (Arc::clone(&meeting), tell.clone());
+            self.run(move || {
+                // Nobody listens any more where it took too long.
+                if meeting.wait().is_leader() && tell.send(()).is_err() {
+                    log::debug!("what was cut off has ended");
+                }
+            });
+        }
+        if told.recv_timeout(wait).is_err() {
+            log::warn!("something takes longer than {wait:?}: it is cut off");
         }
     }
 }
@@ -57,6 +78,8 @@ pub(super) enum Notice {
     Entry { parent: INodeNo, name: Box<[u8]>, then: Option<Job> },
     /// Cached content and attributes of an inode.
     Inode { ino: INodeNo },
+    /// Nothing: when it is dropped, all that came before is done.
+    Settled { _tell: mpsc::Sender<()> },
 }
 
 /// A thread that notifies. It owns nothing that an operation needs.
@@ -71,6 +94,8 @@ pub(super) fn start_notices(name: &str, notifier: Notifier) -> Result<mpsc::Send
                         then();
                     }
                 }
+                // Dropped with the notice.
+                Notice::Settled { .. } => {}
                 Notice::Inode { ino } => {
                     if let Err(e) = notifier.inval_inode(ino, 0, 0) {
                         log::debug!("the kernel did not forget inode {ino:?}: {e}");

@@ -3,6 +3,7 @@
 //! Every path is resolved with openat2 (beneath the directory, no symbolic links, no other mount), so a link that
 //! somebody plants in the store leads nowhere. Nothing here knows what a record is.
 
+pub mod device;
 mod dir;
 mod file;
 pub mod process;

@@ -14,7 +14,9 @@ use super::deadlines::Deadlines;
 use super::evict::{Order, Slot};
 use super::legacy::Outside;
 use super::node::ROOT_SLOT;
-pub use super::node::{Content, DirAttr, Directory, FIRST_COOKIE, Node, NodeId, ROOT, Source, State};
+pub use super::node::{
+    Content, DirAttr, Directory, FIRST_COOKIE, NOWHERE, Node, NodeId, ROOT, Source, State,
+};
 use super::tenants::Home;
 use crate::error::{Error, Kind, Result};
 use crate::key::{Key, MAX_KEY_BYTES, RecordKind};
@@ -500,7 +502,7 @@ impl Index {
         let node = &mut self.nodes[slot as usize];
         if node.state == State::Orphan && node.refs == 0 && node.writers == 0 {
             node.state = State::Free;
-            node.generation = node.generation.wrapping_add(1);
+            node.generation = NodeId::after(node.generation);
             node.name = Box::default();
             node.dir = None;
             self.free.push(slot);

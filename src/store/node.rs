@@ -5,10 +5,16 @@ use super::evict::Slot;
 use crate::key::RecordKind;
 use crate::os::Timespec;
 
-/// A node for as long as anyone may ask for it: slot number and the slot's generation, never reused.
+/// A node for as long as anyone may ask for it: slot number and the slot's generation. The uppermost eight bits are
+/// always 0, for who has something to add.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
+/// Generations of a slot: so many that nobody still asks for the node that had the same one before.
+const GENERATIONS: u32 = 1 << 24;
+
+/// No node, ever.
+pub const NOWHERE: NodeId = NodeId(0);
 /// The root: the directory of tenants.
 pub const ROOT: NodeId = NodeId(1);
 pub(super) const ROOT_SLOT: Slot = 1;
@@ -25,6 +31,11 @@ impl NodeId {
 
     pub(super) fn generation(self) -> u32 {
         (self.0 >> 32) as u32
+    }
+
+    /// The generation that a slot has next.
+    pub(super) fn after(generation: u32) -> u32 {
+        (generation + 1) % GENERATIONS
     }
 }
 
