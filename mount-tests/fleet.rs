@@ -396,6 +396,11 @@ fn without_a_quorum_mounts_serve_and_nothing_completes() {
     let (done, reply) = mounts[0].control("remove-all scope=global id=later");
     assert_eq!(done, Err(libc::EHOSTUNREACH), "{reply}");
     assert!(reply["message"].as_str().unwrap().contains("quorum"), "{reply}");
+    // What is shown of the fleet is said to be missing; the rest of the status is there.
+    let shown = fencefs([Path::new("status"), &mounts[0].mnt]).ok();
+    assert!(shown.contains("the fleet cannot be shown: the coordinator does not answer"), "{shown}");
+    let (_, why) = fencefs([Path::new("requests"), &mounts[0].mnt]).failed();
+    assert!(why.contains("the coordinator does not answer"), "{why}");
     for m in &mounts {
         assert!(has(m, "default"));
         fs::write(m.mnt.join("default/new"), "served").unwrap();
