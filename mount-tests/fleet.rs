@@ -28,8 +28,19 @@ pub(crate) fn fleet<const N: usize>(members: usize) -> Option<(Cluster, [Mount; 
 pub(crate) fn fill(m: &Mount) {
     for tenant in ["default", "other"] {
         fs::create_dir_all(m.mnt.join(tenant)).unwrap();
-        fs::write(m.mnt.join(tenant).join("key"), "value").unwrap();
+        put(m, &format!("{tenant}/key"), "value");
     }
+}
+
+/// Writes a key, as soon as its tenant is open: a request is complete a moment before.
+#[track_caller]
+pub(crate) fn put(m: &Mount, key: &str, value: &str) {
+    let mut done = Ok(());
+    let is_done = wait_until(PATIENCE, || {
+        done = fs::write(m.mnt.join(key), value);
+        done.is_ok()
+    });
+    assert!(is_done, "{key}: {done:?}");
 }
 
 pub(crate) fn has(m: &Mount, tenant: &str) -> bool {
@@ -232,7 +243,7 @@ fn requests_outlive_the_leader() {
     }
     for m in &mounts {
         assert!(has(m, "other"));
-        assert_eq!(m.status()["state"], "ready");
+        assert!(wait_until(PATIENCE, || m.status()["state"] == "ready"), "{}", m.status());
     }
 }
 
@@ -275,7 +286,7 @@ fn a_failover_preserves_pending_requests_and_recorded_acknowledgements() {
     wait_complete(&mounts[0], generation);
 
     // Recorded for all.
-    fs::write(mounts[2].mnt.join("default/key"), "newer").unwrap();
+    put(&mounts[2], "default/key", "newer");
     fail_over(&mut cluster);
     for (m, id) in mounts.iter().zip(&ids) {
         assert!(wait_until(PATIENCE, || m.control("requests").0.is_ok()));
@@ -305,7 +316,7 @@ fn everything_outlives_a_restart_of_all_of_etcd() {
     assert!(
         wait_until(PATIENCE, || mounts[0].control("remove-all scope=global").0 == Err(libc::EHOSTUNREACH))
     );
-    fs::write(mounts[0].mnt.join("default/key"), "served").unwrap();
+    put(&mounts[0], "default/key", "served");
     cluster.revive_all();
     assert_eq!(submit(&mounts[0], "tenant=default id=done"), done);
     assert_eq!(submit(&mounts[0], "tenant=other id=open"), open);
@@ -385,6 +396,11 @@ fn without_a_quorum_mounts_serve_and_nothing_completes() {
     let (done, reply) = mounts[0].control("remove-all scope=global id=later");
     assert_eq!(done, Err(libc::EHOSTUNREACH), "{reply}");
     assert!(reply["message"].as_str().unwrap().contains("quorum"), "{reply}");
+    // What is shown of the fleet is said to be missing; the rest of the status is there.
+    let shown = fencefs([Path::new("status"), &mounts[0].mnt]).ok();
+    assert!(shown.contains("the fleet cannot be shown: the coordinator does not answer"), "{shown}");
+    let (_, why) = fencefs([Path::new("requests"), &mounts[0].mnt]).failed();
+    assert!(why.contains("the coordinator does not answer"), "{why}");
     for m in &mounts {
         assert!(has(m, "default"));
         fs::write(m.mnt.join("default/new"), "served").unwrap();
@@ -405,7 +421,7 @@ fn offline_commands_know_a_store_of_a_fleet() {
     let Some((cluster, mut mounts)) = fleet::<2>(1) else { return };
     mounts.iter().for_each(fill);
     wait_complete(&mounts[0], submit(&mounts[0], "tenant=default"));
-    fs::write(mounts[1].mnt.join("default/key"), "newer").unwrap();
+    put(&mounts[1], "default/key", "newer");
     mounts[1].umount();
     let store = mounts[1].store.clone();
     let found = fencefs([Path::new("fsck"), &store, Path::new("--json")]).ok();
@@ -431,7 +447,7 @@ fn a_tenant_that_is_at_one_host_is_removed_for_all() {
     let Some((_cluster, mounts)) = fleet::<2>(1) else { return };
     mounts.iter().for_each(fill);
     fs::create_dir(mounts[0].mnt.join("rare")).unwrap();
-    fs::write(mounts[0].mnt.join("rare/key"), "value").unwrap();
+    put(&mounts[0], "rare/key", "value");
     let (done, reply) = mounts[1].control("remove-all tenant=rare");
     assert_eq!((done, &reply["code"]), (Err(libc::ENOENT), &"UNKNOWN_TENANT".into()), "{reply}");
     let generation = submit(&mounts[0], "tenant=rare");

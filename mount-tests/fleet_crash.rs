@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::etcd::Cluster;
 use crate::fleet::{
-    PATIENCE, fill, has, listed, pending, records_of, request, storage_id, submit, wait_complete,
+    PATIENCE, fill, has, listed, pending, put, records_of, request, storage_id, submit, wait_complete,
 };
 use crate::harness::{Builder, Mount, can_mount, wait_until};
 
@@ -84,7 +84,7 @@ fn killed_between_marker_and_acknowledgement_a_host_deletes_nothing_again() {
         assert!(wait_until(PATIENCE, || mounts[1].status()["state"] == "ready"), "{step}");
         assert_eq!(fs::metadata(&dir).unwrap().ino(), before, "{step}");
         assert!(!has(&mounts[1], "default") && has(&mounts[1], "other"), "{step}");
-        fs::write(mounts[1].mnt.join("default/key"), "new").unwrap();
+        put(&mounts[1], "default/key", "new");
         assert_eq!(pending(&mounts[0], &id), Vec::<serde_json::Value>::new(), "{step}");
     }
 }

@@ -198,6 +198,7 @@ fn a_ledger_from_an_older_backup_is_refused_until_it_is_bumped() {
     for m in &mounts {
         assert!(!has(m, "default") && has(m, "other"));
         assert_eq!(records_of(m, "default"), Vec::<std::path::PathBuf>::new());
-        assert_eq!((&m.status()["state"], &m.status()["pending_requests"]), (&"ready".into(), &0.into()));
+        let is_over = || m.status()["state"] == "ready" && m.status()["pending_requests"] == 0;
+        assert!(wait_until(PATIENCE, is_over), "{}", m.status());
     }
 }

@@ -141,6 +141,12 @@ fn no_mount(mountpoint: &Path, error: io::Error) -> Error {
                 format!("{at}: the daemon of this mount is gone (mount it again: fencefs mount STORE {at})");
             Error::new(Kind::NotFound, sentence)
         }
+        Some(libc::EHOSTUNREACH) => {
+            let sentence = format!(
+                "the coordinator does not answer the daemon at {at} (`last error` of fencefs status {at} says more)"
+            );
+            Error::new(Kind::Unreachable, sentence)
+        }
         _ => Error::os(format!("cannot reach the daemon at {at}"), error),
     }
 }
