@@ -17,6 +17,7 @@ mod ioctl;
 mod lock_files;
 mod mount;
 mod opens;
+mod overtaken;
 mod parked;
 mod publish;
 mod replies;
