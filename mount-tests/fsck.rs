@@ -131,7 +131,7 @@ fn a_repair_that_is_killed_is_finished_by_the_next() {
     }
     let mut m = Builder::new().mount();
     m.shell("for i in $(seq 300); do echo $i > $M/k$i; done").ok();
-    let bad: Vec<_> = (1..=200).map(|i| m.record_of(&format!("k{i}"))).collect();
+    let bad: Vec<_> = (1..=200).map(|i| m.record_of(format!("k{i}"))).collect();
     m.umount();
     for record in &bad {
         fs::File::options().write(true).open(record).unwrap().set_len(1000).unwrap();
@@ -173,7 +173,7 @@ fn a_repair_is_stopped_before_each_of_its_changes() {
     }
     let mut m = Builder::new().mount();
     m.shell("for i in $(seq 8); do echo $i > $M/k$i; done; echo good > $M/good").ok();
-    let bad: Vec<_> = (1..=8).map(|i| m.record_of(&format!("k{i}"))).collect();
+    let bad: Vec<_> = (1..=8).map(|i| m.record_of(format!("k{i}"))).collect();
     m.umount();
     for record in &bad {
         fs::File::options().write(true).open(record).unwrap().set_len(1000).unwrap();

@@ -270,3 +270,30 @@ fn the_recovery_matrix_names_what_there_is() {
     }
     assert!(tests > 60 && names > 30, "{MATRIX}: only {tests} tests and {names} names were found");
 }
+
+#[test]
+fn the_cases_have_one_test_each() {
+    const CASES: &str = "docs/cases.md";
+    let of_row = |line: &str| {
+        let id = line.strip_prefix("| U")?.split(' ').next()?.to_owned();
+        let test = line.rsplit('`').nth(1)?.to_owned();
+        Some((id, test))
+    };
+    let text = read(CASES);
+    let rows: BTreeMap<String, String> = text.lines().filter_map(of_row).collect();
+    assert_eq!(rows.len(), 74, "{CASES}: rows");
+    let mut written = 0;
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("mount-tests/cases")).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+        let text = fs::read_to_string(&path).unwrap();
+        let names = text.split("#[test]\nfn ").skip(1).filter_map(|rest| rest.split('(').next());
+        for name in names {
+            let id = name.get(1..4).unwrap_or_default();
+            let test = format!("cases::{module}::{name}");
+            assert_eq!(rows.get(id), Some(&test), "{CASES}: the row of {test}");
+            written += 1;
+        }
+    }
+    assert_eq!(written, rows.len(), "{CASES}: a row has no test");
+}

@@ -235,6 +235,14 @@ fn check_fuse(args: &MountArgs) -> Result<()> {
             "cannot mount with --allow-other: root has not allowed it (add user_allow_other to /etc/fuse.conf)",
         ));
     }
+    if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse")
+        && e.kind() == std::io::ErrorKind::PermissionDenied
+    {
+        return Err(Error::new(
+            Kind::NotPermitted,
+            "cannot mount: this user may not open /dev/fuse (as root: chmod 666 /dev/fuse, which is its usual mode)",
+        ));
+    }
     Ok(())
 }
 

@@ -24,6 +24,7 @@ mod lock_files;
 mod mount;
 mod numbers;
 mod opens;
+mod overtaken;
 mod parked;
 mod publish;
 mod replies;
