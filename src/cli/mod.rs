@@ -38,6 +38,7 @@ mod retry;
 mod status;
 mod supervise;
 mod umount;
+mod watch;
 
 /// A filesystem for KV-cache tiers: whole values, quota eviction, and clears that are acknowledged.
 #[derive(Debug, Parser)]
@@ -64,6 +65,11 @@ enum Command {
     Forget(forget::ForgetArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
+}
+
+/// The commands as a tree, for who makes manual pages and completions of it.
+pub fn tree() -> clap::Command {
+    Cli::command()
 }
 
 /// Parses the command line and runs it.
