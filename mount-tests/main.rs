@@ -30,6 +30,7 @@ mod inplace;
 mod legacy;
 mod locks;
 mod names;
+mod operators;
 mod peer;
 mod posix;
 mod publish;

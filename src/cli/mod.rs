@@ -41,6 +41,7 @@ mod retry;
 mod status;
 mod supervise;
 mod umount;
+mod watch;
 
 /// A filesystem for KV-cache tiers: whole values, quota eviction, and clears that are acknowledged.
 #[derive(Debug, Parser)]
@@ -68,6 +69,11 @@ enum Command {
     Bump(bump::BumpArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
+}
+
+/// The commands as a tree, for who makes manual pages and completions of it.
+pub fn tree() -> clap::Command {
+    Cli::command()
 }
 
 /// Parses the command line and runs it.

@@ -1,7 +1,6 @@
 //! `fencefs status`: the mount's status object, for people or as it is.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::requests::{contact, now_ms};
-use super::{control_client, print};
+use super::{control_client, print, watch};
 use crate::config::format_size;
 use crate::error::{Error, Kind, Result};
 
@@ -23,17 +22,16 @@ pub(super) struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Repeat every second
+    /// Repeat every second: with bars on a terminal (NO_COLOR: without colours), as plain text elsewhere
     #[arg(short, long)]
     watch: bool,
 }
 
-/// Clears the terminal and goes to its first line.
-const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
-
 /// Shows the status.
 pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
-    let clears = args.watch && std::io::stdout().is_terminal();
+    if args.watch && !args.json && watch::is_possible() {
+        return watch::run(&args.mountpoint).map(|()| ExitCode::SUCCESS);
+    }
     loop {
         let mut status = parsed(&control_client::read(&args.mountpoint, "status")?)?;
         if status["coordinator"].as_str().is_some_and(|name| name != "local") {
@@ -43,7 +41,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode> {
             }
         }
         let shown = if args.json { format!("{status}\n") } else { human(&status, now_ms()) };
-        print(if clears { format!("{CLEAR}{shown}") } else { shown })?;
+        print(shown)?;
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
         }
@@ -165,7 +163,7 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     writeln!(out, "{text}").expect("writing to a String cannot fail");
 }
 
-fn text_of(value: &Value) -> Option<String> {
+pub(super) fn text_of(value: &Value) -> Option<String> {
     value.as_str().map(|text| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
 }
 

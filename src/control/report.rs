@@ -201,6 +201,8 @@ pub fn metrics(removals: &Removals, facts: MountFacts) -> String {
     let tenants = &status.tenants;
     let mut family = m.gauges("fencefs_tenant_used_bytes", "Allocated bytes, by tenant.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.bytes));
+    let mut family = m.gauges("fencefs_tenant_quota_bytes", "Quota of a tenant of its own; 0 is none.");
+    tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.quota_bytes.unwrap_or(0)));
     let mut family =
         m.gauges("fencefs_tenant_reserve_bytes", "What others' pressure leaves a tenant; 0 is none.");
     tenants.iter().for_each(|t| _ = family.sample(&[("tenant", &t.name)], t.reserve_bytes.unwrap_or(0)));
