@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fencefs::config::{Coordinator, CoordinatorWords, limits};
 use fencefs::key::Tenant;
 use fencefs::ledger::{EtcdLedger, Ledger};
-use fencefs::scope::{Generation, Mode, Scope};
+use fencefs::scope::{Mode, Scope};
 use fencefs::{Error, Kind, Result};
 use serde_json::json;
 use uuid::Uuid;
