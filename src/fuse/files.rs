@@ -188,7 +188,9 @@ impl Fs {
                 // Not the kernel is to look again.
                 self.came_back(who);
             }
-            if !lost || tries == MOST_OVERTAKES || self.store.child(named.dir, &named.name) == found {
+            let same = || self.store.child(named.dir, &named.name) == found;
+            let is_stale = done.as_ref().is_err_and(|e| e.kind() == Kind::Stale);
+            if !lost || tries == MOST_OVERTAKES || (!is_stale && same()) {
                 return done;
             }
             tries += 1;
@@ -461,6 +463,26 @@ impl Fs {
     ) -> Result<Opened> {
         // A create needs no fresh look-up by the kernel to be given another inode.
         let again = matches!(reply, OpenReply::Open(_)) && self.came_back(who);
+        let mut tries = 1;
+        loop {
+            let done = self.try_replacing(who, id, flags, reply, again);
+            // The kernel has looked again already, and would tell the program.
+            let is_stale = done.as_ref().is_err_and(|e| e.kind() == Kind::Stale);
+            if !again || !is_stale || tries == MOST_OVERTAKES {
+                return done;
+            }
+            tries += 1;
+        }
+    }
+
+    fn try_replacing(
+        self: &Arc<Self>,
+        who: Caller,
+        id: NodeId,
+        flags: i32,
+        reply: &OpenReply,
+        again: bool,
+    ) -> Result<Opened> {
         let (old, Value { file: old_file, attr: old_attr, span }) = match self.store.open_value(id, None)? {
             Some(value) => (id, value),
             None if !again => return Err(self.send_back(who)),

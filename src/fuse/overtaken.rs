@@ -15,7 +15,7 @@ use crate::store::legacy::Value;
 pub(super) const MOST_OVERTAKES: usize = 64;
 /// Callers whose return is expected, and for how long.
 const MOST_SENT_BACK: usize = 64;
-const RETURN_WAIT: Duration = Duration::from_secs(1);
+const RETURN_WAIT: Duration = Duration::from_secs(2);
 
 /// The inode lost its key. The kernel answers ESTALE with a fresh look-up of the path, so that a program sees the new
 /// value of a replaced key, and ENOENT where there is none.
