@@ -257,8 +257,10 @@ pub(super) struct Handle {
 impl Handle {
     /// The node whose published value it may change in place.
     pub(super) fn edited(&self) -> Option<NodeId> {
-        let published = self.writing.as_ref().filter(|w| !w.is_unsettled());
-        self.edits.or_else(|| published.map(|w| w.node))
+        // Settled, so nobody holds the lock for long; what was given up is no key's value.
+        let is_published =
+            |w: &Writing| !w.is_unsettled() && w.staged.try_lock().is_some_and(|s| s.is_published());
+        self.edits.or_else(|| self.writing.as_ref().filter(|w| is_published(w)).map(|w| w.node))
     }
 
     /// [`crate::Kind::Stale`] where the handle may write and a removal cancels what was admitted when it was opened. Readers go

@@ -131,7 +131,6 @@ impl Staged {
         if self.progress == Progress::Staged {
             self.progress = Progress::Discarded;
             // Who has it open may go on writing: it is watched until then.
-            self.fate.doom();
             if let Err(e) = self.store.staging.unlink(&self.name) {
                 log::warn!("a value that was given up stays in staging until the next start: {e}");
             }
