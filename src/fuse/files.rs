@@ -404,7 +404,7 @@ impl Fs {
         if open.is_cancelled() {
             return Err(gone());
         }
-        let open = self.opens.enter_if_open(open.node).ok_or_else(gone)?;
+        let open = self.opens.enter_if_open(open.node).ok_or_else(|| self.send_back(who))?;
         let writing = open.writing.clone().filter(|_| writes(flags));
         let file = Arc::clone(&open.file);
         if let Some(writing) = &writing {
@@ -468,7 +468,11 @@ impl Fs {
             let done = self.try_replacing(who, id, flags, reply, again);
             // The kernel has looked again already, and would tell the program.
             let is_stale = done.as_ref().is_err_and(|e| e.kind() == Kind::Stale);
-            if !again || !is_stale || tries == MOST_OVERTAKES {
+            if !again && is_stale {
+                // Wherever that came from: the next time it would reach the program.
+                return Err(self.send_back(who));
+            }
+            if !is_stale || tries == MOST_OVERTAKES {
                 return done;
             }
             tries += 1;

@@ -120,6 +120,7 @@ impl Fs {
     /// The error that has the kernel look a caller's path up once more; it is remembered that it did.
     pub(super) fn send_back(&self, who: Caller) -> Error {
         let mut sent_back = self.sent_back.lock();
+        sent_back.retain(|(tid, _)| *tid != who.tid);
         if sent_back.len() >= MOST_SENT_BACK {
             sent_back.remove(0);
         }
