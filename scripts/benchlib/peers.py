@@ -62,12 +62,11 @@ def install():
         print(f"bench: passthrough_hp could not be built: {e}", file=sys.stderr)
 
 
-def codename():
-    with open("/etc/os-release", encoding="utf-8") as release:
-        fields = dict(line.rstrip("\n").split("=", 1) for line in release if "=" in line)
-    if fields.get("ID") != "debian":
-        raise OSError("the source package is taken from Debian, and this is another system")
-    return fields["VERSION_CODENAME"]
+def source_lists():
+    """Where this machine's packages come from, as lines of an apt list for their sources."""
+    form = "deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)"
+    lines = run("apt-get", "indextargets", "--format", form, "Created-By: Packages", capture_output=True).stdout.splitlines()
+    return sorted({line for line in lines if line.endswith(" main")})
 
 
 def build_passthrough_hp():
@@ -78,7 +77,7 @@ def build_passthrough_hp():
     with tempfile.TemporaryDirectory(prefix="source-", dir=cache()) as work:
         # A list of our own: the machine's sources stay as they are.
         with open(os.path.join(work, "list"), "w", encoding="utf-8") as sources:
-            sources.write(f"deb-src http://deb.debian.org/debian {codename()} main\n")
+            sources.writelines(f"{line}\n" for line in source_lists())
         os.makedirs(os.path.join(work, "lists/partial"))
         ours = ["-qq", "-o", f"Dir::Etc::sourcelist={work}/list", "-o", "Dir::Etc::sourceparts=-",
                 "-o", f"Dir::State::Lists={work}/lists", "-o", "APT::Sandbox::User=root"]
