@@ -207,11 +207,10 @@ impl Store {
 
     /// Looks at the values being written: what they occupy, and which can never be kept.
     pub(super) fn look_at_written(self: &Arc<Self>) {
-        let (looks, mut lost) = self.looks();
+        let (mut looks, mut lost) = self.looks();
         let (quota, watched) = (self.quota_bytes(), looks.len() + lost.len());
         self.count_what_rests(&looks);
         // Those that are lost already go first, and the largest of them.
-        let mut looks = looks;
         looks.sort_by_key(|l| (l.fate.is_doomed(), l.bytes));
         let mut sum: u64 = looks.iter().map(|l| l.bytes).sum();
         let is_lost = |last: Option<&Look>| last.is_some_and(|l| l.fate.is_doomed());
