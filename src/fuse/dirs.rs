@@ -139,7 +139,7 @@ impl Fs {
         let fs = Arc::clone(self);
         self.once_settled(who, id, move || match fs.attr_of(id, who.tid) {
             Ok((attr, ttl)) => reply.attr(&ttl, &attr),
-            Err(e) => reply.error(errno(&e)),
+            Err(e) => reply.error(errno(&fs.overtaken(who, e))),
         });
     }
 

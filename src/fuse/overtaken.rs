@@ -30,6 +30,16 @@ impl Fs {
         if self.came_back(who) { Ok(()) } else { Err(self.send_back(who)) }
     }
 
+    /// What a request by path is told whose inode lost its key: the kernel looks the path up once more, and where that led
+    /// to an inode without a key again, there is none.
+    pub(super) fn overtaken(&self, who: Caller, e: Error) -> Error {
+        match e.kind() {
+            Kind::Stale if self.came_back(who) => Error::new(Kind::NotFound, "no such key any more"),
+            Kind::Stale => self.send_back(who),
+            _ => e,
+        }
+    }
+
     /// An open that was overtaken more than once gets the new value through the old inode, past the kernel's cache: what
     /// that knows of the inode, length and content, is the old value's.
     pub(super) fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
