@@ -6,6 +6,7 @@ use fuser::{FileAttr, FileType, INodeNo};
 
 use super::Fs;
 use super::opens::OpenNode;
+use super::overtaken::gone;
 use super::{CLOCK_TICK, FORGET, REMEMBER};
 use crate::error::{Error, Kind, Result};
 use crate::key::RecordKind;
@@ -35,7 +36,7 @@ impl Fs {
             }
             None => match self.store.successor(id).map(|next| self.store.attr(next)) {
                 Some(Ok(Some(attr))) => Ok((self.file_attr(id, &attr), FORGET)),
-                _ => Err(Error::new(Kind::Stale, "no such key any more")),
+                _ => Err(gone()),
             },
         }
     }

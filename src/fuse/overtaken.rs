@@ -23,6 +23,11 @@ pub(super) fn gone() -> Error {
     Error::new(Kind::Stale, "no such key any more")
 }
 
+/// The same where a fresh look-up led to such an inode again.
+fn absent() -> Error {
+    Error::new(Kind::NotFound, "no such key any more")
+}
+
 impl Fs {
     /// An open was overtaken by a replacement: the kernel is to look its path up once more, which leads to the new value's
     /// inode. It does so once, and a busy key is replaced faster than that: one that came back goes on.
@@ -34,7 +39,7 @@ impl Fs {
     /// to an inode without a key again, there is none.
     pub(super) fn overtaken(&self, who: Caller, e: Error) -> Error {
         match e.kind() {
-            Kind::Stale if self.came_back(who) => Error::new(Kind::NotFound, "no such key any more"),
+            Kind::Stale if self.came_back(who) => absent(),
             Kind::Stale => self.send_back(who),
             _ => e,
         }
@@ -44,7 +49,6 @@ impl Fs {
     /// that knows of the inode, length and content, is the old value's.
     pub(super) fn open_successor(&self, who: Caller, id: NodeId, access: u32) -> Result<(NodeId, Value)> {
         let overtaken = || -> Result<_> {
-            let absent = || Error::new(Kind::NotFound, "no such key any more");
             let next = self.store.successor(id).ok_or_else(absent)?;
             Ok(self.store.open_value(next, None)?.map(|value| (next, value)))
         };
