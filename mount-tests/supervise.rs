@@ -165,7 +165,7 @@ fn a_mount_is_handed_on_while_programs_go_on() {
         m.shell("head -c 300000 /dev/urandom > $W/v; cp $W/v $M/v").ok();
         let [mut a, mut b, mut reader] = [m.peer(), m.peer(), m.peer()];
         reader.run("v = read(W + '/v'); f = os.open(M + '/v', os.O_RDONLY)");
-        reader.run("os.mkdir(M + '/work'); os.chdir(M + '/work'); l = os.open('.', os.O_RDONLY)");
+        reader.run("os.mkdir(M + '/desk'); os.chdir(M + '/desk'); l = os.open('.', os.O_RDONLY)");
         for (name, peer) in [("a", &mut a), ("b", &mut b)] {
             peer.run(&format!("os.mkdir(M + '/{name}')"));
             // Until it is told to end, each step whole and checked.
@@ -187,9 +187,9 @@ fn a_mount_is_handed_on_while_programs_go_on() {
             assert_eq!(reader.run("os.pread(f, 300000, 0) == v and os.fstat(f).st_size == 300000"), true);
         }
         // Who works in a directory goes on in it.
-        reader.run("write('x', b'x'); assert read(M + '/work/x') == b'x' and os.listdir(l) == ['x']");
-        reader.run("os.rename('x', 'y'); assert os.getcwd() == M + '/work' and os.listdir('.') == ['y']");
-        m.shell("rm $M/work/y; [ -z \"$(ls $M/work)\" ]").ok();
+        reader.run("write('x', b'x'); assert read(M + '/desk/x') == b'x' and os.listdir(l) == ['x']");
+        reader.run("os.rename('x', 'y'); assert os.getcwd() == M + '/desk' and os.listdir('.') == ['y']");
+        m.shell("rm $M/desk/y; [ -z \"$(ls $M/desk)\" ]").ok();
         assert_eq!(reader.run("os.listdir('.')"), serde_json::json!([]));
         m.settle_blocks();
         let records: u64 = m.records().iter().map(|(_, bytes)| bytes).sum();
