@@ -24,13 +24,14 @@ impl EtcdLedger {
         let asked = ranges.len();
         ranges.push(Range::one(&self.keys.ledger_id()));
         let txn = Txn { compare: Vec::new(), success: ranges.into_iter().map(Op::Range).collect() };
+        let knew = self.ledger_id.get().copied();
         let answer: TxnAnswer = self.client.call(TXN, &txn)?;
         let found: Option<Vec<Found>> = answer.responses.into_iter().map(|r| r.response_range).collect();
         let mut found = found
             .filter(|found| answer.succeeded && found.len() == asked + 1)
             .ok_or_else(|| corrupt("etcd answered something else than it was asked"))?;
         let id = found.pop().unwrap_or_default();
-        self.require_same_ledger(&id)?;
+        self.require_same_ledger(knew, &id)?;
         Ok(found)
     }
 
@@ -105,16 +106,18 @@ impl EtcdLedger {
         self.ledger_id.get().copied().map_or_else(|| self.begun(), Ok)
     }
 
-    fn require_same_ledger(&self, found: &Found) -> Result<()> {
+    /// Refuses an answer of another ledger than the one that was known as it was asked: another thread may have begun the
+    /// ledger since, of which the answer cannot tell.
+    fn require_same_ledger(&self, knew: Option<Uuid>, found: &Found) -> Result<()> {
         let id = found.one().map(|entry| {
             let text = std::str::from_utf8(&entry.value.0).ok();
             text.and_then(|text| Uuid::parse_str(text).ok())
                 .ok_or_else(|| corrupt(format!("{} holds no identity", self.keys.ledger_id())))
         });
-        match (self.ledger_id.get(), id.transpose()?) {
+        match (knew, id.transpose()?) {
             (None, None) => Ok(()),
             (None, Some(id)) if *self.ledger_id.get_or_init(|| id) == id => Ok(()),
-            (Some(known), Some(id)) if *known == id => Ok(()),
+            (Some(knew), Some(id)) if knew == id => Ok(()),
             _ => Err(Error::new(
                 Kind::Stale,
                 format!(

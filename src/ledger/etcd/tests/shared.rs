@@ -61,6 +61,26 @@ fn submissions_from_everywhere_make_one_sequence() {
     assert_eq!(ledgers[0].highest().unwrap(), Generation(all));
 }
 
+/// Whoever of a daemon's threads begins a ledger, the others take it for theirs.
+#[test]
+fn a_ledger_is_begun_by_several_threads_at_once() {
+    const THREADS: usize = 8;
+    let Some(server) = EtcdServer::shared() else { return };
+    for _ in 0..20 {
+        let [ledger] = daemons(server);
+        let start = Barrier::new(THREADS);
+        std::thread::scope(|s| {
+            for _ in 0..THREADS {
+                s.spawn(|| {
+                    start.wait();
+                    join(&ledger);
+                });
+            }
+        });
+        assert_eq!(ledger.storages().unwrap().len(), THREADS);
+    }
+}
+
 /// Of those who acknowledge at the same time one finds that the request is complete.
 #[test]
 fn the_last_acknowledgement_completes_whoever_it_was() {
